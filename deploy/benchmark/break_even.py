@@ -10,14 +10,18 @@ from deploy.benchmark.results import Repeat, Result
 from deploy.planning.break_even import Speeds
 from deploy.planning.engines import PREFILL
 
+ONE_USER = "one request at a time"
+
 
 def measured_speeds(result: Result) -> dict[str, Speeds]:
-    """Return the speeds at each load of a run, the lowest first: medians of its repeats.
+    """Return the speeds of one user, then at each load of a run, the lowest first.
 
-    Empty if the run has none of them: nothing was loaded, or the engines do not tell.
+    They are medians of the repeats. Empty if the run has none of them: nothing was loaded, or the
+    engines do not tell.
     """
+    alone = {ONE_USER: [result.one_user]} if result.one_user else {}
     found = {}
-    for load, repeats in sorted(by_load(result.repeats).items(), key=_offered):
+    for load, repeats in (*alone.items(), *sorted(by_load(result.repeats).items(), key=_offered)):
         speeds = _speeds(result, repeats)
         if speeds:
             found[load] = speeds
@@ -29,9 +33,11 @@ def _offered(load: tuple[str, Sequence[Repeat]]) -> float:
     return first.rate or first.concurrency or 0.0
 
 
-def speeds_at_first(result: Result) -> tuple[str, Speeds] | None:
-    """Return the lowest load at which a run has speeds, and these; None if it has none."""
-    return next(iter(measured_speeds(result).items()), None)
+def speeds_at_ends(result: Result) -> dict[str, Speeds]:
+    """Return the speeds at the first and the last load: of one user, and at the highest load."""
+    speeds = measured_speeds(result)
+    loads = list(speeds)
+    return {load: speeds[load] for load in (*loads[:1], *loads[-1:])}
 
 
 def _speeds(result: Result, repeats: Sequence[Repeat]) -> Speeds | None:

@@ -147,6 +147,19 @@ class RateSearch(StrictModel):
     steps: list[RateStep]
 
 
+class RouterThroughput(StrictModel):
+    """Short requests per second by the router, and by the engines themselves."""
+
+    in_flight: int = Field(description="requests in flight, both ways")
+    routed_per_s: float = Field(description="by the router; the median of a few rounds")
+    direct_per_s: float = Field(description="by a client that asks the same engines itself")
+
+    @property
+    def share(self) -> float:
+        """What is left of the engines' throughput."""
+        return self.routed_per_s / self.direct_per_s
+
+
 class Result(StrictModel):
     """One run of `deploy bench`."""
 
@@ -163,7 +176,13 @@ class Result(StrictModel):
     slo: Slo | None
     repeats: list[Repeat]
     rate_search: RateSearch | None = None
+    one_user: Repeat | None = Field(
+        None, description="the same workload, one request at a time; null if it was not measured"
+    )
     hop_s: Percentiles | None = Field(None, description="what the router adds to a short request")
+    router_throughput: RouterThroughput | None = Field(
+        None, description="null if it was not measured, or a request failed"
+    )
     up_extra_s: float | None = Field(
         None,
         description="what `deploy up` took beyond its slowest engine's own start, "

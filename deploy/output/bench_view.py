@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from deploy.benchmark.break_even import speeds_at_first
+from deploy.benchmark.break_even import speeds_at_ends
 from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.own_cost import OwnCost, own_cost
 from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result
@@ -168,20 +168,24 @@ def _router(cost: OwnCost) -> Iterator[str]:
             f"takes {1e3 * cost.router_cpu_s:.2f} ms of CPU time for one, health checks included; "
             f"with a core to itself it passes on at least {cost.router_requests_s:.0f} requests/s"
         )
+    if found := cost.throughput:
+        said.append(
+            f"with {found.in_flight} short requests in flight, {found.routed_per_s:.0f} a second "
+            f"are answered by it and {found.direct_per_s:.0f} directly ({percent(found.share)})"
+        )
     if said:
         yield f"Router: {'; '.join(said)}"
 
 
 def _break_even(result: Result) -> Iterator[str]:
-    """Say from which prompt length loading KV beats computing it, at the first load."""
-    if first := speeds_at_first(result):
-        load, speeds = first
+    """Say from which prompt length loading KV beats computing it, for one user and under load."""
+    for load, speeds in speeds_at_ends(result).items():
         tokens = break_even_tokens(speeds)
         from_there = f"from {tokens} tokens on" if tokens else "for no length"
         yield (
-            f"Break-even: at {load}, loading KV is faster than computing it {from_there} "
+            f"Break-even: with {load}, loading KV is faster than computing it {from_there} "
             f"(prefill {speeds.prefill_tokens_s:.0f} tokens/s, which is "
-            f"{speeds.computed_gb_s:.2g} GB/s of KV)"
+            f"{speeds.computed_gb_s:.2g} GB/s of KV; loaded at {speeds.load_gb_s:.2g} GB/s)"
         )
 
 

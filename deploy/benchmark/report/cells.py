@@ -42,11 +42,6 @@ def short(load: str) -> str:
     return load.replace(" requests/s", "/s")
 
 
-def tokens(count: int | None) -> str:
-    """Return a break-even in tokens; None means that loading is never faster."""
-    return "never: computing is faster" if count is None else f"{count:,} tokens"
-
-
 def table(header: Sequence[str], rows: Rows, kind: str = "") -> str:
     """Return a table that scrolls by itself where the page is narrow."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)

@@ -8,6 +8,7 @@ from statistics import median
 from deploy.benchmark.own_cost import own_cost
 from deploy.benchmark.report.cells import number, short, table
 from deploy.benchmark.report.points import Point, StackRuns
+from deploy.benchmark.results import RouterThroughput
 from deploy.benchmark.usage import gpu_use, service_use
 
 
@@ -57,19 +58,21 @@ def own_cost_section(runs: Sequence[StackRuns]) -> Iterator[str]:
     if rows:
         yield "<h2>The kit's own cost</h2>"
         yield (
-            '<p class="soft">What router and gateway add to a short request; how long the store '
-            "barrier holds an answer back; how much CPU time the router takes for a request, "
-            "health checks included, and how many requests a second it passes on at least with a "
-            "core to itself; the CPU time of the engines' threads that move KV to and from Redis; "
-            "the share of the engines' steps that the connector takes (on GPUs, which compute on "
-            "after a step's calls, at most); and what <code>deploy up</code> took beyond the "
-            "slowest engine's own start.</p>"
+            '<p class="soft">What router and gateway add to a short request; how much CPU time the '
+            "router takes for a request, health checks included, and how many requests a second it "
+            "passes on at least with a core to itself; how many short requests a second are "
+            "answered by the router, beside the same engines asked directly. Below: how long the "
+            "store barrier holds an answer back; the CPU time of the engines' threads that move KV "
+            "to and from Redis; the share of the engines' steps that the connector takes (on GPUs, "
+            "which compute on after a step's calls, at most); and what <code>deploy up</code> took "
+            "beyond the slowest engine's own start.</p>"
         )
-        header = (
-            "stack", "router p50", "router p99", "store barrier", "router CPU", "router at least",
-            "KV stored", "KV loaded", "connector", "deploy up",
-        )  # fmt: skip
-        yield table(header, rows)
+        yield table(("stack", *_ROUTER), [(row[0], *row[1 : 1 + len(_ROUTER)]) for row in rows])
+        yield table(("stack", *_KV), [(row[0], *row[1 + len(_ROUTER) :]) for row in rows])
+
+
+_ROUTER = ("router p50", "router p99", "router CPU", "router at least", "by router and directly")
+_KV = ("store barrier", "KV stored", "KV loaded", "connector", "deploy up")
 
 
 def _cost_row(run: StackRuns) -> Sequence[str]:
@@ -78,12 +81,21 @@ def _cost_row(run: StackRuns) -> Sequence[str]:
     most = cost.router_requests_s
     return (
         run.name,
-        *(_ms(one) for one in (p50, p99, cost.barrier_s, cost.router_cpu_s)),
+        *(_ms(one) for one in (p50, p99, cost.router_cpu_s)),
         f"{number(most)}/s" if most else "-",
+        _throughput(cost.throughput),
+        _ms(cost.barrier_s),
         *(_per_gb(one) for one in (cost.store_cpu_s_gb, cost.load_cpu_s_gb)),
         ", ".join(f"{role} {100 * share:.1f} %" for role, share in cost.connector.items()) or "-",
         "-" if cost.up_extra_s is None else f"{number(cost.up_extra_s)} s",
     )
+
+
+def _throughput(found: RouterThroughput | None) -> str:
+    if found is None:
+        return "-"
+    routed, direct = number(found.routed_per_s), number(found.direct_per_s)
+    return f"{routed}/s of {direct}/s ({100 * found.share:.0f} %)"
 
 
 def _ms(seconds: float | None) -> str:

@@ -6,27 +6,18 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
-from deploy.benchmark.break_even import measured_speeds
-from deploy.benchmark.report.cells import (
-    interval,
-    milliseconds,
-    number,
-    percent,
-    short,
-    table,
-    tokens,
-)
+from deploy.benchmark.report.break_even import break_even_section
+from deploy.benchmark.report.cells import interval, milliseconds, number, percent, short, table
 from deploy.benchmark.report.charts import Chart
 from deploy.benchmark.report.costs import own_cost_section, redis_path_section, usage_section
 from deploy.benchmark.report.points import Point, StackRuns, comparable, points, worth
 from deploy.benchmark.report.topologies import topologies_section
 from deploy.benchmark.report.verdict import ReportVerdict, slo_text
-from deploy.planning.break_even import Speeds, break_even_tokens, changes
 
 _MOST_ROWS = 30
 _HERE = Path(__file__).parent
@@ -124,7 +115,7 @@ def _sections(runs: Sequence[StackRuns]) -> Iterator[str]:
     header = tuple(each if name == _EACH else name for name in _RESULT_HEADER)
     yield table(header, map(_result_row, shown), "loads")
     yield from redis_path_section(shown)
-    yield from _break_even(runs)
+    yield from break_even_section(runs)
     yield from own_cost_section(runs)
     yield from usage_section(runs)
     yield "<h2>Machine and versions</h2>"
@@ -179,47 +170,6 @@ def _eligible_rate(point: Point) -> str:
     hits = [one.hits for one in point.repeats if one.hits and one.hits.eligible]
     eligible = sum(one.eligible or 0 for one in hits)
     return f"{100 * sum(one.external for one in hits) / eligible:.1f} %" if eligible else "-"
-
-
-def _break_even(runs: Sequence[StackRuns]) -> Iterator[str]:
-    measured = [
-        (run, load, speeds)
-        for run in runs
-        for load, speeds in _ends(measured_speeds(run.result)).items()
-    ]
-    if not measured:
-        return
-    yield "<h2>Break-even of loading KV</h2>"
-    yield (
-        '<p class="soft">The shortest prompt whose KV is loaded from Redis faster than an engine '
-        "computes it, from the speeds measured at each stack's lowest and highest load.</p>"
-    )
-    header = ("stack", "load", "break-even", "prefill", "KV computed", "KV loaded", "lookup")
-    rows = [_speed_row(run.name, load, one) for run, load, one in measured]
-    yield table(header, rows, "loads")
-    run, load, speeds = measured[0]
-    yield f"<h3>What would move it: {escape(run.name)} at {escape(load)}, estimated</h3>"
-    moved = changes(speeds, run.result.stack.shards)
-    moves = [(one.what, tokens(break_even_tokens(one.speeds))) for one in moved]
-    yield table(("change", "break-even"), moves)
-
-
-def _ends(speeds: Mapping[str, Speeds]) -> dict[str, Speeds]:
-    """Return the first and the last load."""
-    loads = list(speeds)
-    return {load: speeds[load] for load in (*loads[:1], *loads[-1:])}
-
-
-def _speed_row(name: str, load: str, speeds: Speeds) -> Sequence[str]:
-    return (
-        name,
-        short(load),
-        tokens(break_even_tokens(speeds)),
-        f"{speeds.prefill_tokens_s:,.0f} tokens/s",
-        f"{speeds.computed_gb_s:.3g} GB/s",
-        f"{speeds.load_gb_s:.3g} GB/s",
-        f"{1e3 * speeds.lookup_s:.3g} ms",
-    )
 
 
 def _facts(runs: Sequence[StackRuns]) -> Iterator[str]:

@@ -17,8 +17,9 @@ from tests.e2e.one_stack.test_one_stack import CONSUMER, PRODUCER, counted
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs/reference/schemas/bench.json"
 SOURCES = "vllm:prompt_tokens_by_source_total"
-# By which the router's time is measured: 16 by the router and 16 directly, on two engines each.
-HOP_TOKENS = 20 * 4 * 16
+# By which the router is measured: 16 by the router and 16 directly, on two engines each; 20 one
+# after the other, and three rounds of 40.
+ROUTER_TOKENS = (20 + 3 * 40) * 4 * 16
 Bench = Callable[..., Result]
 
 
@@ -49,10 +50,15 @@ def test_hits_and_requests_of_new_prompts(kit: Deploy, bench: Bench, tmp_path: P
     assert (repeat.sent, repeat.completed, repeat.errors) == (6, 6, {})
     assert repeat.hits and repeat.usage and repeat.redis_path
     assert repeat.hits.external == repeat.hits.eligible == 6 * 512
-    assert source(kit, CONSUMER, "external_kv_transfer") - before == repeat.hits.external
+    alone = result.one_user
+    assert alone and alone.hits and (alone.completed, alone.concurrency) == (8, 1)
+    assert alone.hits.external == alone.hits.eligible == 8 * 512
+    loaded = repeat.hits.external + alone.hits.external
+    assert source(kit, CONSUMER, "external_kv_transfer") - before == loaded
     now = source(kit, PRODUCER, "local_compute") + source(kit, CONSUMER, "local_compute")
     assert repeat.hits.computed == 6 * (600 + 88)
-    assert now - computed == repeat.hits.computed + HOP_TOKENS
+    assert now - computed == repeat.hits.computed + alone.hits.computed + ROUTER_TOKENS
+    assert result.router_throughput and result.router_throughput.share > 0
     assert repeat.redis_path.lost_chunks == repeat.redis_path.late == 0
     assert repeat.redis_path.barrier_waits == 6
     services = {"producer-0", "consumer-0", "redis", "router", "prometheus"}

@@ -111,12 +111,45 @@ class TestPage:
         steps = {"producer": 0.031, "consumer": 0.08}
         costly = repeat(0, usage=usage, redis_path=path, connector=steps)
         hop = {"p50": 0.001, "p90": 0.002, "p99": 0.0034, "mean": 0.001}
-        text = drawn(runs(measured(repeats=[costly], hop_s=hop, up_extra_s=3.25)))
+        passed = {"in_flight": 8, "routed_per_s": 57.0, "direct_per_s": 60.0}
+        once = {"hop_s": hop, "router_throughput": passed, "up_extra_s": 3.25}
+        text = drawn(runs(measured(repeats=[costly], **once)))
+        by_router = "57/s of 60/s (95 %)"
         moved = ("0.25 CPU s/GB", "0.5 CPU s/GB", "producer 3.1 %, consumer 8.0 %", "3.25 s")
-        cells = ("1p1d", "1 ms", "3.4 ms", "5 ms", "2 ms", "500/s", *moved)
-        assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in text
+        for cells in (("1 ms", "3.4 ms", "2 ms", "500/s", by_router), ("5 ms", *moved)):
+            row = "".join(f"<td>{cell}</td>" for cell in ("1p1d", *cells))
+            assert f"<tr>{row}</tr>" in text
         bare = measured(repeats=[repeat(0)])
         assert "own cost" not in drawn(runs(bare))
+
+    def test_break_even_of_one_user_and_under_load_and_what_would_move_it(self) -> None:
+        # Prefill makes 5,000 and 500 tokens/s: a chunk of 256 takes 51.2 and 512 ms.
+        redis = PATH | {"lookup_ms": 1.2, "load_gb_s": 0.003}
+        one, busy = (
+            repeat(
+                stages={"producer": {"prefill": seconds}, "consumer": {"prefill": 1.0}},
+                redis_path=redis, rate=None, concurrency=users,
+            )
+            for seconds, users in ((0.011, 1), (0.11, 8))
+        )  # fmt: skip
+        text = drawn(runs(measured(repeats=[busy], one_user=one)))
+        section = text.partition("<h2>Break-even")[2].partition("<h2>")[0]
+        rows = [re.findall("<t[dh]>(.*?)</t[dh]>", row) for row in section.split("<tr>")[1:]]
+        never = "never: computing is faster"
+        assert [row[1:4] for row in rows[1:3]] == [
+            ["one request at a time", never, "5,000 tokens/s"],
+            ["8 in flight", "256 tokens", "500 tokens/s"],
+        ]
+        loads = ["one request at a time", "8 in flight"]
+        moved = {row[0]: row[1:] for row in rows[3:]}
+        assert moved["change"] == moved["prompt"] == loads
+        assert moved["prefill twice as fast, as on another GPU"] == [never, never]
+        # 256 tokens of 4,096 bytes in 50 and 510.8 ms; without a lookup, in 51.2 and 512.
+        assert moved["256 tokens"] == ["over 0.021 GB/s", "over 0.00205 GB/s"]
+        assert moved["very long"] == ["over 0.0205 GB/s", "over 0.00205 GB/s"]
+        assert moved["this Redis delivered"] == ["0.003 GB/s", "0.003 GB/s"]
+        slow = busy | {"redis_path": PATH | {"lookup_ms": 600.0}}
+        assert "<td>256 tokens</td><td>none can</td>" in drawn(runs(measured(repeats=[slow])))
 
     def test_costs_that_a_run_measures_once_are_the_medians_of_the_runs(self) -> None:
         kinds = ("p50", "p90", "p99", "mean")
@@ -125,7 +158,8 @@ class TestPage:
             for ms, up_s in ((9, 90.0), (1, 50.0), (2, 51.0))
         ]
         text = drawn(runs(*rounds, measured()))
-        assert re.search("<td>1p1d</td><td>2 ms</td><td>2 ms</td>.*<td>51 s</td></tr>", text)
+        assert "<td>1p1d</td><td>2 ms</td><td>2 ms</td>" in text
+        assert "<td>51 s</td></tr>" in text
 
     def test_use_of_services_over_all_repeats(self) -> None:
         """CPU time by the time of both, and the higher of the peaks; the generator's is unknown."""
