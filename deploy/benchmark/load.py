@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 from deploy.benchmark.results import RequestRecord
@@ -118,10 +119,40 @@ def run_load(
     return asyncio.run(_Generator(target, repeat, on_done).run(conversations, concurrency))
 
 
+def run_routes(
+    routes: Sequence[Sequence[LoadTarget]],
+    conversations: Sequence[Conversation],
+    *,
+    concurrency: int,
+) -> Load:
+    """Send every conversation to the targets of a route, one after the other.
+
+    Routes take turns. There is a record for each target that was asked.
+    """
+    return asyncio.run(_in_turn(routes, conversations, concurrency))
+
+
+async def _in_turn(
+    routes: Sequence[Sequence[LoadTarget]], conversations: Sequence[Conversation], concurrency: int
+) -> Load:
+    legs = {one.url: _Generator(one, 0, lambda _: None) for route in routes for one in route}
+    waiting = zip(conversations, cycle(routes), strict=False)
+
+    async def user() -> None:
+        for conversation, route in waiting:
+            for target in route:
+                await legs[target.url].converse(conversation)
+
+    cpu, began = time.process_time(), time.perf_counter()
+    await asyncio.gather(*(user() for _ in range(concurrency)))
+    records = [record for leg in legs.values() for record in leg.records]
+    return Load(records, time.perf_counter() - began, 0.0, time.process_time() - cpu)
+
+
 class _Generator:
     def __init__(self, target: LoadTarget, repeat: int, on_done: Callable[[int], None]) -> None:
         self._target, self._repeat, self._on_done = target, repeat, on_done
-        self._records: list[RequestRecord] = []
+        self.records: list[RequestRecord] = []
         self._began = 0.0
         self._late_s = 0.0
 
@@ -133,20 +164,20 @@ class _Generator:
             waiting = iter(conversations)
             await asyncio.gather(*(self._user(waiting) for _ in range(concurrency)))
         duration = time.perf_counter() - self._began
-        records = sorted(self._records, key=lambda record: record.index)
+        records = sorted(self.records, key=lambda record: record.index)
         return Load(records, duration, self._late_s, time.process_time() - cpu)
 
     async def _user(self, waiting: Iterator[Conversation]) -> None:
         for conversation in waiting:
-            await self._converse(conversation)
+            await self.converse(conversation)
 
     async def _at_its_time(self, conversation: Conversation) -> None:
         due = self._began + conversation.start_s
         await asyncio.sleep(due - time.perf_counter())
         self._late_s = max(self._late_s, time.perf_counter() - due)
-        await self._converse(conversation)
+        await self.converse(conversation)
 
-    async def _converse(self, conversation: Conversation) -> None:
+    async def converse(self, conversation: Conversation) -> None:
         """Send the turns one after the other; each prompt has all that was said before."""
         said: tuple[int, ...] = ()
         broken = False
@@ -188,7 +219,7 @@ class _Generator:
         ended = time.perf_counter()
         if error is None:
             ended = answer.last
-        self._records.append(
+        self.records.append(
             RequestRecord(
                 repeat=self._repeat,
                 index=index,
@@ -202,7 +233,7 @@ class _Generator:
                 conversation=of,
             )
         )
-        self._on_done(len(self._records))
+        self._on_done(len(self.records))
 
 
 _FAILURES = (

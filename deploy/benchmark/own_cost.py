@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
-from deploy.benchmark.results import Percentiles, Repeat, Result
+from deploy.benchmark.results import Percentiles, Repeat, Result, RouterThroughput
+
+_Cost = TypeVar("_Cost", Percentiles, RouterThroughput)
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class OwnCost:
 
     Attributes:
         hop_s: what the router adds to a short request.
+        throughput: of short requests by the router, and directly.
         barrier_s: how long the store barrier holds an answer back, in the mean of all answers.
         router_cpu_s: CPU time of the router for a request, its health checks meanwhile included.
         store_cpu_s_gb, load_cpu_s_gb: CPU seconds of the engines' threads that move KV to and from
@@ -26,6 +29,7 @@ class OwnCost:
     """
 
     hop_s: Percentiles | None
+    throughput: RouterThroughput | None
     barrier_s: float | None
     router_cpu_s: float | None
     store_cpu_s_gb: float | None
@@ -50,6 +54,7 @@ def own_cost(result: Result) -> OwnCost:
     waits = [one.barrier_wait_s for one in paths]
     return OwnCost(
         hop_s=result.hop_s,
+        throughput=result.router_throughput,
         barrier_s=sum(waits) / answers if waits and answers else None,
         router_cpu_s=_router_cpu_s(repeats),
         store_cpu_s_gb=_cpu_s_gb([(one.store_cpu_s, one.stored_bytes) for one in paths]),
@@ -63,18 +68,27 @@ def own_cost(result: Result) -> OwnCost:
 
 
 def measured_once(runs: Sequence[Result]) -> dict[str, Any]:
-    """Return the costs that a run measures once, as fields of a result: the medians of the runs."""
-    hops = [one.hop_s for one in runs if one.hop_s]
+    """Return what a run measures once, as fields of a result.
+
+    Of costs these are the medians of the runs, of one user's requests the first run's.
+    """
     ups = [one.up_extra_s for one in runs if one.up_extra_s is not None]
     return {
-        "hop_s": _median(hops) if hops else None,
+        "hop_s": _median([one.hop_s for one in runs if one.hop_s]),
+        "router_throughput": _median(
+            [one.router_throughput for one in runs if one.router_throughput]
+        ),
         "up_extra_s": median(ups) if ups else None,
+        "one_user": next((one.one_user for one in runs if one.one_user), None),
     }
 
 
-def _median(hops: Sequence[Percentiles]) -> Percentiles:
-    fields = Percentiles.model_fields
-    return Percentiles(**{name: median(getattr(one, name) for one in hops) for name in fields})
+def _median(costs: Sequence[_Cost]) -> _Cost | None:
+    """Return the medians of all fields."""
+    if not costs:
+        return None
+    kind = type(costs[0])
+    return kind(**{name: median(getattr(one, name) for one in costs) for name in kind.model_fields})
 
 
 def _router_cpu_s(repeats: Sequence[Repeat]) -> float | None:

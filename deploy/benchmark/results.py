@@ -1,6 +1,6 @@
 """The result of a benchmark run: one folder with `result.json` and `requests.jsonl`.
 
-Numbers per GPU or per engine are not stored: divide by `stack.gpus` or `stack.engines`.
+Numbers per GPU or per engine are not stored: divide by `stack.units`.
 """
 
 from __future__ import annotations
@@ -12,64 +12,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deploy.benchmark.facts import Machine, ModelFacts, StackFacts, StrictModel, Versions
 from deploy.errors import UsageError
 
 FORMAT: Literal[1] = 1
 RESULT_FILE = "result.json"
 REQUESTS_FILE = "requests.jsonl"
-
-
-class StrictModel(BaseModel):
-    """A model that refuses fields it does not know."""
-
-    # An unknown field is a mistake.
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Machine(StrictModel):
-    """The machine that the stack ran on."""
-
-    processor: str
-    cores: int
-    memory_gib: float
-    gpus: list[str]
-    load_1m: float = Field(description="the load average when the run started")
-    os: str
-    python: str
-
-
-class Versions(StrictModel):
-    """The software that was measured; null if unknown."""
-
-    pdkit: str
-    vllm: str | None
-    lmcache: str | None
-    redis: str | None
-    router: str | None
-    generator: str
-
-
-class ModelFacts(StrictModel):
-    """The model that the stack serves."""
-
-    name: str
-    dtype: str
-    kv_bytes_a_token: int | None
-    context: int = Field(description="tokens of prompt and answer together")
-
-
-class StackFacts(StrictModel):
-    """The stack that was loaded."""
-
-    vendor: str
-    runtime: str
-    topology: str = Field(description="1p2d is one producer, two consumers; 3a is aggregated")
-    tp: int
-    engines: int
-    gpus: int = Field(description="GPUs of all engines; 0 on CPUs")
-    redis: bool
-    shards: int
-    chunk_size: int
 
 
 class Workload(BaseModel):
@@ -125,6 +73,9 @@ class RedisPathUse(StrictModel):
     late: int = Field(description="answers sent before their KV was stored")
     store_cpu_s: float | None = Field(None, description="CPU time of the threads that store values")
     load_cpu_s: float | None = Field(None, description="CPU time of the threads that load values")
+    ranks: int = Field(
+        1, description="ranks of an engine that store and load side by side, each at these speeds"
+    )
 
 
 class GpuUse(StrictModel):
@@ -148,7 +99,9 @@ class Repeat(StrictModel):
     Attributes:
         rate: requests offered per second; null in a closed loop.
         concurrency: requests in flight; null in an open loop.
-        stages: mean seconds of a request by the engines' role and stage (queue, prefill, decode).
+        stages: mean seconds of a request by the engines' role and stage. The engines count queue,
+            prefill and decode. What a request waits for Redis, lookup and load, lies within
+            prefill. store is how long the store barrier holds its answer back afterwards.
         connector: the share of the time of engines' steps that the connector took, by role.
     """
 
@@ -194,6 +147,19 @@ class RateSearch(StrictModel):
     steps: list[RateStep]
 
 
+class RouterThroughput(StrictModel):
+    """Short requests per second by the router, and by the engines themselves."""
+
+    in_flight: int = Field(description="requests in flight, both ways")
+    routed_per_s: float = Field(description="by the router; the median of a few rounds")
+    direct_per_s: float = Field(description="by a client that asks the same engines itself")
+
+    @property
+    def share(self) -> float:
+        """What is left of the engines' throughput."""
+        return self.routed_per_s / self.direct_per_s
+
+
 class Result(StrictModel):
     """One run of `deploy bench`."""
 
@@ -210,7 +176,13 @@ class Result(StrictModel):
     slo: Slo | None
     repeats: list[Repeat]
     rate_search: RateSearch | None = None
+    one_user: Repeat | None = Field(
+        None, description="the same workload, one request at a time; null if it was not measured"
+    )
     hop_s: Percentiles | None = Field(None, description="what the router adds to a short request")
+    router_throughput: RouterThroughput | None = Field(
+        None, description="null if it was not measured, or a request failed"
+    )
     up_extra_s: float | None = Field(
         None,
         description="what `deploy up` took beyond its slowest engine's own start, "

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from deploy.benchmark.candidates import Candidate, named
-from deploy.benchmark.results import StrictModel, write_document
+from deploy.benchmark.facts import StrictModel
+from deploy.benchmark.results import write_document
 from deploy.benchmark.slo import RESOLUTION
 from deploy.benchmark.statistics import LEAST_REPEATS, Ratio, median_of, paired_ratio
 from deploy.errors import UsageError

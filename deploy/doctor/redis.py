@@ -93,7 +93,7 @@ def _version(seen: Seen) -> Verdict | None:
 def _break_even(seen: Seen) -> Verdict | None:
     if seen.measured is None:
         return None
-    if seen.measured.tokens is None:
+    if not seen.measured.pays:
         return warn(
             str(seen.measured),
             "Redis and LMCache cost more than they save with this model on this machine",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from deploy.benchmark.break_even import speeds_at_first
-from deploy.benchmark.gpu_use import gpu_use
+from deploy.benchmark.break_even import speeds_at_ends
+from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.own_cost import OwnCost, own_cost
-from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, Slo
+from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result
+from deploy.benchmark.usage import gpu_use, service_use
 from deploy.output.table import percent, table
 from deploy.planning.break_even import break_even_tokens
 
@@ -32,7 +33,7 @@ def bench_view(result: Result, folder: str) -> str:
             *_gpus(repeats),
             *_own_cost(own_cost(result)),
             *_break_even(result),
-            *(_search(result.rate_search) if result.rate_search else _slo(result.slo, repeats)),
+            *(_search(result.rate_search, stack) if result.rate_search else _slo(result)),
             *_errors(repeats),
             "",
             f"Result: {folder}",
@@ -64,7 +65,7 @@ def _milliseconds(values: Percentiles | None) -> tuple[str, ...]:
 
 def _throughput(result: Result) -> Iterator[str]:
     repeats, stack = result.repeats, result.stack
-    each, units = ("GPU", stack.gpus) if stack.gpus else ("engine", stack.engines)
+    units = stack.units
     requests, prompt, answer = (
         median(values)
         for values in (
@@ -75,7 +76,7 @@ def _throughput(result: Result) -> Iterator[str]:
     )
     yield (
         f"Throughput (median): {requests:.2f} requests/s, {prompt:.0f} input and {answer:.0f} "
-        f"output tokens/s; for each of {units} {each}s {requests / units:.2f}, "
+        f"output tokens/s; for each of {units} {stack.unit}s {requests / units:.2f}, "
         f"{prompt / units:.0f} and {answer / units:.0f}"
     )
 
@@ -118,20 +119,15 @@ def _path(repeats: Sequence[Repeat]) -> Iterator[str]:
 
 
 def _usage(repeats: Sequence[Repeat]) -> Iterator[str]:
-    used = [(one.usage, one.duration_s) for one in repeats if one.usage]
+    used = service_use(repeats)
     if not used:
         return
-    seconds = sum(duration for _, duration in used)
-    names = used[0][0].cpu_s
-    cores = (
-        f"{name} {sum(usage.cpu_s.get(name, 0) for usage, _ in used) / seconds:.2f}"
-        for name in names
-    )
+    cores = (f"{name} {one.cores:.2f}" for name, one in used.items())
     yield f"CPU cores in use: {', '.join(cores)}"
     held = (
-        f"{name} {max(usage.peak_rss_bytes.get(name, 0) for usage, _ in used) / 2**30:.2f}"
-        for name in names
-        if any(usage.peak_rss_bytes.get(name) for usage, _ in used)
+        f"{name} {one.peak_rss_bytes / 2**30:.2f}"
+        for name, one in used.items()
+        if one.peak_rss_bytes
     )
     yield f"Peak memory in GiB: {', '.join(held)}"
 
@@ -172,24 +168,29 @@ def _router(cost: OwnCost) -> Iterator[str]:
             f"takes {1e3 * cost.router_cpu_s:.2f} ms of CPU time for one, health checks included; "
             f"with a core to itself it passes on at least {cost.router_requests_s:.0f} requests/s"
         )
+    if found := cost.throughput:
+        said.append(
+            f"with {found.in_flight} short requests in flight, {found.routed_per_s:.0f} a second "
+            f"are answered by it and {found.direct_per_s:.0f} directly ({percent(found.share)})"
+        )
     if said:
         yield f"Router: {'; '.join(said)}"
 
 
 def _break_even(result: Result) -> Iterator[str]:
-    """Say from which prompt length loading KV beats computing it, at the first load."""
-    if first := speeds_at_first(result):
-        load, speeds = first
+    """Say from which prompt length loading KV beats computing it, for one user and under load."""
+    for load, speeds in speeds_at_ends(result).items():
         tokens = break_even_tokens(speeds)
         from_there = f"from {tokens} tokens on" if tokens else "for no length"
         yield (
-            f"Break-even: at {load}, loading KV is faster than computing it {from_there} "
+            f"Break-even: with {load}, loading KV is faster than computing it {from_there} "
             f"(prefill {speeds.prefill_tokens_s:.0f} tokens/s, which is "
-            f"{speeds.computed_gb_s:.2g} GB/s of KV)"
+            f"{speeds.computed_gb_s:.2g} GB/s of KV; loaded at {speeds.load_gb_s:.2g} GB/s)"
         )
 
 
-def _slo(slo: Slo | None, repeats: Sequence[Repeat]) -> Iterator[str]:
+def _slo(result: Result) -> Iterator[str]:
+    slo, repeats = result.slo, result.repeats
     if slo is None:
         return
     limits = ", ".join(
@@ -201,11 +202,15 @@ def _slo(slo: Slo | None, repeats: Sequence[Repeat]) -> Iterator[str]:
     goodput = [one.goodput_per_s for one in repeats if one.goodput_per_s is not None]
     yield (
         f"SLO {limits}: {percent(min(shares))} to {percent(max(shares))} of requests within it; "
-        f"goodput {median(goodput):.2f} requests/s"
+        f"goodput {median(goodput):.2f} requests/s, {_each(median(goodput), result.stack)}"
     )
 
 
-def _search(search: RateSearch) -> Iterator[str]:
+def _each(rate: float, stack: StackFacts) -> str:
+    return f"{rate / stack.units:.2f} for each of {stack.units} {stack.unit}s"
+
+
+def _search(search: RateSearch, stack: StackFacts) -> Iterator[str]:
     share = percent(search.required_share)
     if search.highest_rate is None:
         yield f"No rate that was tried holds the SLO for {share} of requests"
@@ -214,7 +219,7 @@ def _search(search: RateSearch) -> Iterator[str]:
     high = "?" if search.high is None else f"{search.high:.2f}"
     yield (
         f"Highest rate that holds the SLO for {share} of requests: {search.highest_rate:.2f} "
-        f"requests/s (95 % interval {low} to {high})"
+        f"requests/s (95 % interval {low} to {high}), {_each(search.highest_rate, stack)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 
@@ -46,25 +47,32 @@ class LastBenchmark:
     """What the last benchmark of a model on a machine measured.
 
     Attributes:
-        tokens: the shortest prompt whose KV is loaded faster than computed; None if none is.
-        load: concurrent requests or request rate, in words.
+        tokens: load, in words → the shortest prompt whose KV is loaded faster than computed; None
+            if none is.
         at: when, ISO 8601.
         result: the folder of the benchmark's result.
     """
 
-    tokens: int | None
-    load: str
+    tokens: Mapping[str, int | None]
     at: str
     result: str
 
+    @property
+    def pays(self) -> bool:
+        """Whether loading KV is faster than computing it, for some length at some load."""
+        return any(self.tokens.values())
+
     def __str__(self) -> str:
         day = self.at.partition("T")[0]
-        compared = (
-            f"loading KV is faster than computing it from {self.tokens:,} tokens on"
-            if self.tokens
-            else "computing KV is faster than loading it, for every prompt length"
-        )
-        return f"measured here on {day}, at {self.load}: {compared} ({self.result})"
+        if not self.pays:
+            loads = " and ".join(self.tokens)
+            compared = f"computing KV is faster than loading it for every prompt length, at {loads}"
+        else:
+            compared = "loading KV is faster than computing it " + ", ".join(
+                f"{f'from {tokens:,} tokens on' if tokens else 'for no length'} ({load})"
+                for load, tokens in self.tokens.items()
+            )
+        return f"measured here on {day}: {compared}; {self.result}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,17 @@ def break_even_tokens(speeds: Speeds) -> int | None:
         return None
     chunks = math.floor(speeds.lookup_s / gain_s / speeds.chunk) + 1
     return chunks * speeds.chunk
+
+
+def needed_gb_s(speeds: Speeds, tokens: int) -> float | None:
+    """Return what the store has to deliver so that loading a prompt takes as long as computing it.
+
+    For very long prompts that is `computed_gb_s`. None if the lookup alone takes as long, or there
+    is no whole chunk to load.
+    """
+    loaded = tokens // speeds.chunk * speeds.chunk
+    left_s = speeds.compute_s(loaded) - speeds.lookup_s
+    return loaded * speeds.token_bytes / left_s / 1e9 if loaded and left_s > 0 else None
 
 
 def changes(speeds: Speeds, shards: int) -> list[Change]:

@@ -33,6 +33,7 @@ def read_measured(home: Home) -> dict[str, LastBenchmark]:
         found = json.loads(home.measured_file.read_text(encoding="utf-8"))
         from deploy.planning.break_even import LastBenchmark
 
-        return {key: LastBenchmark(**one) for key, one in found.items()}
+        made = {key: LastBenchmark(**one) for key, one in found.items()}
+        return {key: one for key, one in made.items() if isinstance(one.tokens, dict)}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -37,9 +37,9 @@ def percent(value: Estimate | None) -> str:
     return "-" if value is None else f"{100 * value.value:.1f} %"
 
 
-def tokens(count: int | None) -> str:
-    """Return a break-even in tokens; None means that loading is never faster."""
-    return "never: computing is faster" if count is None else f"{count:,} tokens"
+def short(load: str) -> str:
+    """Return a load as a cell has it."""
+    return load.replace(" requests/s", "/s")
 
 
 def table(header: Sequence[str], rows: Rows, kind: str = "") -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.benchmark.report import points
+from deploy.benchmark.report import parts, points
 from deploy.benchmark.report.points import Point, StackRuns
 
 Spec = dict[str, Any]
@@ -15,7 +16,10 @@ Spec = dict[str, Any]
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "wedge")
 # Tol's light palette for kinds of time and of tokens, so that no colour stands for a stack, too.
-_KINDS = ("#77AADD", "#EE8866", "#BBCC33", "#FFAABB", "#44BB99", "#EEDD88")
+_KINDS = (
+    "#77AADD", "#EE8866", "#BBCC33", "#FFAABB", "#44BB99", "#EEDD88", "#99DDFF", "#AAAA00",
+    "#DDDDDD",
+)  # fmt: skip
 _HEIGHT = 280
 
 
@@ -69,15 +73,16 @@ def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]
     yield Chart(
         "stages",
         "Where a request's time goes",
-        f"Mean time in the engines, at {load}, as they count it. The rest, up to end to end, "
-        "is the router, the store barrier and the network.",
-        _bars(list(points.stages(same)), order, "stage", points.STAGE_ORDER, "ms"),
+        f"Mean time in the engines, at {load}, as they count it. Lookups and loads of producer and "
+        "consumer are added up; KV store is the wait of the store barrier. The rest, up to end to "
+        "end, is the router and the network.",
+        _bars(list(parts.stages(same)), order, "stage", parts.STAGE_ORDER, "ms"),
     )
     yield Chart(
         "sources",
         "Where the prompts' KV came from",
         f"Share of prompt tokens, counted by all engines, at {load}.",
-        _bars(list(points.sources(same)), order, "source", tuple(points.SOURCES.values()), "share"),
+        _bars(list(parts.sources(same)), order, "source", tuple(parts.SOURCES.values()), "share"),
     )
 
 
@@ -226,7 +231,8 @@ def _bars(
     title = "share of prompt tokens" if share else "mean ms of a request"
     return {
         **_spec(values, mark={"type": "bar", "height": {"band": 0.7}}),
-        "height": 110 + 40 * len(order),
+        # On a phone the legend has two columns.
+        "height": 75 + 40 * len(order) + 18 * math.ceil(len(present) / 2),
         "encoding": {
             "y": {
                 "field": "stack", "type": "nominal", "sort": list(order), "title": None,
@@ -237,7 +243,7 @@ def _bars(
                 "field": kind,
                 "type": "nominal",
                 "scale": {"domain": present, "range": list(_KINDS[: len(present)])},
-                "legend": {"title": None, "orient": "top", "columns": 2},
+                "legend": {"title": None, "orient": "top", "columns": 3},
             },
             "order": {"field": "order"},
             "tooltip": _tooltip(**{"stack": "stack", kind: kind, amount: title}),

@@ -11,10 +11,12 @@ from typing import Any
 
 from deploy.benchmark.compare import METRICS
 from deploy.benchmark.report.charts import Chart, charts
+from deploy.benchmark.report.counted import medians
 from deploy.benchmark.report.page import page
-from deploy.benchmark.report.points import StackRuns, named, points
+from deploy.benchmark.report.points import Point, StackRuns, named, points
 from deploy.benchmark.report.verdict import ReportVerdict, of_sweep, verdict
 from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
+from deploy.benchmark.statistics import Estimate
 from deploy.errors import MissingTool, UsageError, printable
 
 PAGE, TABLE = "report.html", "report.csv"
@@ -85,7 +87,7 @@ def _requests(folder: Path) -> list[RequestRecord]:
 
 
 def table(runs: Sequence[StackRuns]) -> str:
-    """Return all metrics as CSV, in seconds, tokens and shares."""
+    """Return all metrics as CSV, in seconds, bytes and shares."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CSV_HEADER)
@@ -107,10 +109,15 @@ def _rows(runs: Sequence[StackRuns]) -> Iterator[tuple[object, ...]]:
         for metric in METRICS:
             value = point.median(metric.name)
             if value:
-                yield (
-                    point.run.name, point.load, metric.name, units[metric.unit], value.value,
-                    value.low, value.high, value.repeats,
-                )  # fmt: skip
+                yield _row(point, metric.name, units[metric.unit], value)
+        for one in medians(point):
+            yield _row(point, one.name, one.unit, one.median)
+
+
+def _row(point: Point, name: str, unit: str, value: Estimate) -> tuple[object, ...]:
+    return (
+        point.run.name, point.load, name, unit, value.value, value.low, value.high, value.repeats,
+    )  # fmt: skip
 
 
 def _library() -> Any:

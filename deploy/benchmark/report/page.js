@@ -21,7 +21,7 @@ async function draw() {
     const place = document.getElementById("chart-" + name);
     // On a phone a legend has room for fewer names in a row.
     const narrow = place.clientWidth < 420;
-    const shown = JSON.parse(JSON.stringify(spec), (key, value) => (key === "columns" && narrow ? value / 2 : value));
+    const shown = JSON.parse(JSON.stringify(spec), (key, value) => (key === "columns" && narrow ? Math.ceil(value / 2) : value));
     await vegaEmbed(place, shown, {
       renderer: "svg", actions: false, config: config(), tooltip: { theme: dark.matches ? "dark" : "light" },
     });

@@ -6,19 +6,18 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
-from deploy.benchmark.break_even import measured_speeds
-from deploy.benchmark.report.cells import interval, milliseconds, number, percent, table, tokens
+from deploy.benchmark.report.break_even import break_even_section
+from deploy.benchmark.report.cells import interval, milliseconds, number, percent, short, table
 from deploy.benchmark.report.charts import Chart
-from deploy.benchmark.report.costs import gpu_section, own_cost_section
+from deploy.benchmark.report.costs import own_cost_section, redis_path_section, usage_section
 from deploy.benchmark.report.points import Point, StackRuns, comparable, points, worth
 from deploy.benchmark.report.topologies import topologies_section
 from deploy.benchmark.report.verdict import ReportVerdict, slo_text
-from deploy.planning.break_even import Speeds, break_even_tokens, changes
 
 _MOST_ROWS = 30
 _HERE = Path(__file__).parent
@@ -111,10 +110,14 @@ def _sections(runs: Sequence[StackRuns]) -> Iterator[str]:
         "the one to compare are shown; report.csv has all. Rates of several searches of a stack "
         "are rounded to steps of 10 %.</p>"
     )
-    yield table(_RESULT_HEADER, map(_result_row, _shown(points(runs))), "loads")
-    yield from _break_even(runs)
+    shown = _shown(points(runs))
+    each = f"each {runs[0].result.stack.unit}"
+    header = tuple(each if name == _EACH else name for name in _RESULT_HEADER)
+    yield table(header, map(_result_row, shown), "loads")
+    yield from redis_path_section(shown)
+    yield from break_even_section(runs)
     yield from own_cost_section(runs)
-    yield from gpu_section(runs)
+    yield from usage_section(runs)
     yield "<h2>Machine and versions</h2>"
     yield from _facts(runs)
     yield "<h2>Commands</h2>"
@@ -122,8 +125,9 @@ def _sections(runs: Sequence[StackRuns]) -> Iterator[str]:
     yield from _notes(runs)
 
 
+_EACH = "each unit"
 _RESULT_HEADER = (
-    "stack", "load", "answered /s", "each engine", "goodput /s", "in SLO", "TTFT p50", "TTFT p99",
+    "stack", "load", "answered /s", _EACH, "goodput /s", _EACH, "in SLO", "TTFT p50", "TTFT p99",
     "ITL p50", "ITL p99", "eligible hits", "failed", "noise",
 )  # fmt: skip
 
@@ -141,15 +145,16 @@ def _shown(found: Sequence[Point]) -> Sequence[Point]:
 
 
 def _result_row(point: Point) -> Sequence[str]:
-    stack = point.run.result.stack
-    answered = point.median("requests")
+    units = point.run.result.stack.units
+    answered, goodput = point.median("requests"), point.median("goodput")
     ttft, itl = point.median("TTFT p50"), point.median("ITL p50")
     return (
         point.run.name,
-        _short(point.load),
+        short(point.load),
         number(answered.value if answered else None),
-        number(answered.value / (stack.gpus or stack.engines) if answered else None),
-        interval(point.median("goodput")),
+        number(answered.value / units if answered else None),
+        interval(goodput),
+        number(goodput.value / units if goodput else None),
         percent(point.median("within the SLO")),
         interval(ttft, 1e3, " ms"),
         milliseconds(point.median("TTFT p99")),
@@ -161,55 +166,10 @@ def _result_row(point: Point) -> Sequence[str]:
     )
 
 
-def _short(load: str) -> str:
-    return load.replace(" requests/s", "/s")
-
-
 def _eligible_rate(point: Point) -> str:
     hits = [one.hits for one in point.repeats if one.hits and one.hits.eligible]
     eligible = sum(one.eligible or 0 for one in hits)
     return f"{100 * sum(one.external for one in hits) / eligible:.1f} %" if eligible else "-"
-
-
-def _break_even(runs: Sequence[StackRuns]) -> Iterator[str]:
-    measured = [
-        (run, load, speeds)
-        for run in runs
-        for load, speeds in _ends(measured_speeds(run.result)).items()
-    ]
-    if not measured:
-        return
-    yield "<h2>Break-even of loading KV</h2>"
-    yield (
-        '<p class="soft">The shortest prompt whose KV is loaded from Redis faster than an engine '
-        "computes it, from the speeds measured at each stack's lowest and highest load.</p>"
-    )
-    header = ("stack", "load", "break-even", "prefill", "KV computed", "KV loaded", "lookup")
-    rows = [_speed_row(run.name, load, one) for run, load, one in measured]
-    yield table(header, rows, "loads")
-    run, load, speeds = measured[0]
-    yield f"<h3>What would move it: {escape(run.name)} at {escape(load)}, estimated</h3>"
-    moved = changes(speeds, run.result.stack.shards)
-    moves = [(one.what, tokens(break_even_tokens(one.speeds))) for one in moved]
-    yield table(("change", "break-even"), moves)
-
-
-def _ends(speeds: Mapping[str, Speeds]) -> dict[str, Speeds]:
-    """Return the first and the last load."""
-    loads = list(speeds)
-    return {load: speeds[load] for load in (*loads[:1], *loads[-1:])}
-
-
-def _speed_row(name: str, load: str, speeds: Speeds) -> Sequence[str]:
-    return (
-        name,
-        _short(load),
-        tokens(break_even_tokens(speeds)),
-        f"{speeds.prefill_tokens_s:,.0f} tokens/s",
-        f"{speeds.computed_gb_s:.3g} GB/s",
-        f"{speeds.load_gb_s:.3g} GB/s",
-        f"{1e3 * speeds.lookup_s:.3g} ms",
-    )
 
 
 def _facts(runs: Sequence[StackRuns]) -> Iterator[str]:

@@ -20,20 +20,6 @@ _QUANTILES = (*range(0, 98, 2), 98, 99, 99.5, 100)
 # Times are kept in steps of 10 µs. A gap between tokens of one piece is 0, which has no
 # place on a log scale.
 _LEAST_MS = 0.01
-# The stages as a request passes them, with the colour's order in the chart.
-_STAGES = {
-    ("producer", "queue"): "queue before prefill",
-    ("producer", "prefill"): "prefill",
-    ("aggregated", "queue"): "queue before prefill",
-    ("aggregated", "prefill"): "prefill",
-    ("consumer", "queue"): "queue before decode",
-    ("consumer", "prefill"): "KV load and first token",
-    ("consumer", "decode"): "decode",
-    ("aggregated", "decode"): "decode",
-}
-STAGE_ORDER = tuple(dict.fromkeys(_STAGES.values()))
-SOURCES = {"external": "loaded from Redis", "local": "engine's own cache", "computed": "computed"}
-
 
 Measured = tuple[Result, Sequence[RequestRecord]]
 
@@ -259,34 +245,3 @@ def _distance(point: Point, target: float) -> float:
 def _offered(point: Point) -> float:
     first = point.repeats[0]
     return first.rate or first.concurrency or 0.0
-
-
-def stages(found: Iterable[Point]) -> Iterator[dict[str, Any]]:
-    """Yield the mean ms of a request in each stage."""
-    for point in found:
-        for (role, stage), name in _STAGES.items():
-            values = [one.stages.get(role, {}).get(stage) for one in point.repeats]
-            known = [value for value in values if value is not None]
-            if known:
-                yield {
-                    "stack": point.run.name,
-                    "stage": name,
-                    "order": STAGE_ORDER.index(name),
-                    "ms": 1e3 * median(known),
-                }
-
-
-def sources(found: Iterable[Point]) -> Iterator[dict[str, Any]]:
-    """Yield the share of prompt tokens by where their KV came from."""
-    for point in found:
-        hits = [one.hits for one in point.repeats if one.hits]
-        totals = {name: sum(getattr(one, name) for one in hits) for name in SOURCES}
-        every = sum(totals.values())
-        for at, (name, tokens) in enumerate(totals.items()):
-            if every:
-                yield {
-                    "stack": point.run.name,
-                    "source": SOURCES[name],
-                    "order": at,
-                    "share": tokens / every,
-                }

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Literal
 
 from deploy.benchmark.compare import by_load, differences
-from deploy.benchmark.results import Result, StackFacts
+from deploy.benchmark.facts import StackFacts
+from deploy.benchmark.results import Result
 from deploy.benchmark.statistics import LEAST_REPEATS, Estimate, Ratio, median_of, ratio_of
 from deploy.benchmark.sweep import DO_NOT, SWEEP_FILE, Sweep, SweepVerdict, judge, read_sweep
 
@@ -86,8 +87,7 @@ def capacity(runs: Sequence[Result], *, searched: bool) -> Capacity | None:
     """
     rate = _searched_rate(runs) if searched else _best_rate(runs)
     first = runs[0]
-    size = first.stack.gpus or first.stack.engines
-    return Capacity(first, rate, size) if rate and rate.value > 0 else None
+    return Capacity(first, rate, first.stack.units) if rate and rate.value > 0 else None
 
 
 def _searched_rate(runs: Sequence[Result]) -> Estimate | None:
@@ -178,7 +178,7 @@ def _best(found: Sequence[Capacity]) -> Capacity | None:
 
 def _decided(split: Capacity, baseline: Capacity, goal: str) -> ReportVerdict:
     ratio = _per_unit(ratio_of(split.rate, baseline.rate), baseline.size / split.size)
-    each = "" if split.size == baseline.size else f", for each {_unit(split.result)}"
+    each = "" if split.size == baseline.size else f", for each {split.result.stack.unit}"
     margin = f"{ratio.value:.2f} times"
     if ratio.low is not None and ratio.high is not None:
         margin += f" ({ratio.low:.2f} to {ratio.high:.2f})"
@@ -206,9 +206,10 @@ def _per_unit(ratio: Ratio, factor: float) -> Ratio:
 def _of_one(result: Result, found: Sequence[Capacity], goal: str) -> ReportVerdict:
     if not found:
         return ReportVerdict("one run", f"{stack_name(result)} answers no request {goal}.")
-    rate = found[0].rate
+    rate, stack = found[0].rate, result.stack
     ends = "" if rate.low is None else f" ({rate.low:.2f} to {rate.high:.2f})"
-    said = f"{found[0].name} holds {rate.value:.2f} requests/s{ends} {goal}."
+    each = f"{rate.value / stack.units:.2f} for each of {stack.units} {stack.unit}s"
+    said = f"{found[0].name} holds {rate.value:.2f} requests/s{ends} {goal}: {each}."
     return ReportVerdict("one run", f"{said} A verdict needs a run of another stack.")
 
 
@@ -228,15 +229,11 @@ def _ranking(found: Sequence[Capacity], goal: str) -> str:
     )
     if not rates:
         return f"No stack answers requests {goal}."
-    unit = _unit(found[0].result)
+    unit = found[0].result.stack.unit
     return (
         f"Requests/s for each {unit} {goal}: {rates}. For a verdict, run a split and an "
         "aggregated stack."
     )
-
-
-def _unit(result: Result) -> str:
-    return "GPU" if result.stack.gpus else "engine"
 
 
 def _goal(result: Result, *, searched: bool) -> str:

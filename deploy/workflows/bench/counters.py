@@ -23,6 +23,8 @@ _STAGES = {
 }
 _CPU = "pdkit_store_cpu_seconds_total"  # which earlier versions do not count
 _STEPS = "pdkit_store_step_seconds_total"
+_SECONDS = "pdkit_store_seconds_total"
+_BARRIER = "pdkit_store_barrier_seconds_total"
 Pages = Mapping[str, MetricsPage]
 
 
@@ -99,18 +101,39 @@ def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathU
         late=round(path.late),
         store_cpu_s=page.total(_CPU, operation="store"),
         load_cpu_s=page.total(_CPU, operation="load"),
+        ranks=running.prepared.plan.limits.ranks,
     )
 
 
 def stages(running: RunningStack, before: Pages, after: Pages) -> dict[str, dict[str, float]]:
     """Return role → stage → mean seconds of a request there."""
+    ranks = running.prepared.plan.limits.ranks
     found: dict[str, dict[str, float]] = {}
     for role, page in _by_role(running, before, after):
         means = {stage: Latency.read(page, name).mean_s for stage, name in _STAGES.items()}
+        means |= _store_stages(page, ranks)
         known = {stage: round(mean, 6) for stage, mean in means.items() if mean is not None}
         if known:
             found[role] = known
     return found
+
+
+def _store_stages(page: MetricsPage, ranks: int) -> dict[str, float | None]:
+    """Return what a mean request waits for Redis; its ranks look up and load side by side.
+
+    A request does not wait for its stores, only for the barrier.
+    """
+    requests = Latency.read(page, _STAGES["queue"]).count
+    seconds = {
+        "lookup": (page.total(_SECONDS, operation="lookup"), ranks),
+        "load": (page.total(_SECONDS, operation="load"), ranks),
+        "store": (page.total(_BARRIER), 1),
+    }
+    return {
+        stage: total / side_by_side / requests
+        for stage, (total, side_by_side) in seconds.items()
+        if total is not None and requests
+    }
 
 
 def connector_shares(running: RunningStack, before: Pages, after: Pages) -> dict[str, float]:

@@ -8,7 +8,7 @@ import platform
 import psutil
 
 from deploy import __version__
-from deploy.benchmark.results import Machine, ModelFacts, StackFacts, Versions
+from deploy.benchmark.facts import Machine, ModelFacts, StackFacts, Versions
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.page import MetricsPage
 from deploy.planning.inventory import Gpu

@@ -11,7 +11,13 @@ from deploy.benchmark.dataset import read_lines
 from deploy.benchmark.load import Load, LoadTarget, run_load
 from deploy.benchmark.results import GpuUse, Repeat, RequestRecord, Slo, Usage
 from deploy.benchmark.summary import summary
-from deploy.benchmark.workloads import FILE_WORKLOADS, Line, PassSource, WorkloadOptions
+from deploy.benchmark.workloads import (
+    FILE_WORKLOADS,
+    Conversation,
+    Line,
+    PassSource,
+    WorkloadOptions,
+)
 from deploy.errors import StackUnhealthy, UsageError
 from deploy.runtime.engine_api import bearer
 from deploy.runtime.gpu_meter import GpuMeter
@@ -53,6 +59,8 @@ class BenchOptions:
         steps: rates that the search tries at most.
         timeout_s: for a whole answer.
         hop_requests: by which the router's own time is measured.
+        router_requests: by which its throughput is measured, in each round.
+        one_user_requests: sent one at a time, for the break-even of a single user.
         pass_s: seconds of load at a rate, about.
     """
 
@@ -69,6 +77,8 @@ class BenchOptions:
     steps: int = 10
     timeout_s: float = 120.0
     hop_requests: int = 20
+    router_requests: int = 40
+    one_user_requests: int = 8
     pass_s: float = 15.0
     within: float | None = None
 
@@ -160,6 +170,26 @@ class BenchSession:
     def one_pass(self, index: int, *, rate: float | None, seed: str, warmup_s: float) -> Pass:
         """Load the stack once, and read what all services counted meanwhile."""
         conversations = self.source.one_pass(self.requests_at(rate), seed=seed, rate=rate)
+        measured = self._measured(conversations, index, self.concurrency)
+        offered = {
+            "rate": self._replayed(measured.load) if self.is_replay else rate,
+            "warmup_s": round(warmup_s, 3),
+        }
+        return Pass(measured.repeat.model_copy(update=offered), measured.load)
+
+    def one_user(self) -> Repeat | None:
+        """Send a few requests one at a time; None where that tells nothing new."""
+        wanted = self.options.one_user_requests
+        if not wanted or self.concurrency == 1 or not self.running.prepared.plan.shares_kv:
+            return None
+        self.report("one request at a time")
+        seed = f"{self.options.seed} one user"
+        conversations = self.source.one_pass(wanted, seed=seed, rate=None)
+        return self._measured(conversations, 0, 1).repeat
+
+    def _measured(
+        self, conversations: Sequence[Conversation], index: int, concurrency: int | None
+    ) -> Pass:
         total = sum(len(one.turns) for one in conversations)
         before = read_pages(self.running)
         gpus = GpuMeter(used_gpus(self.running))
@@ -168,7 +198,7 @@ class BenchSession:
                 self.target,
                 conversations,
                 repeat=index,
-                concurrency=self.concurrency,
+                concurrency=concurrency,
                 on_done=self._progress(total),
             )
         answered = sum(one.error is None for one in load.records)
@@ -180,19 +210,15 @@ class BenchSession:
             peak_rss_bytes=meter.peak_rss_bytes,
             gpu=_gpu_use(gpus) or None,
         )
-        measured = summary(load, self.options.slo, index=index)
-        repeat = measured.model_copy(
-            update={
-                "rate": self._replayed(load) if self.is_replay else rate,
-                "concurrency": self.concurrency,
-                "warmup_s": round(warmup_s, 3),
-                "hits": hit_tokens(self.running, before, after, load.records),
-                "redis_path": redis_path(self.running, before, after),
-                "usage": usage,
-                "stages": stages(self.running, before, after),
-                "connector": connector_shares(self.running, before, after),
-            }
-        )
+        counted = {
+            "concurrency": concurrency,
+            "hits": hit_tokens(self.running, before, after, load.records),
+            "redis_path": redis_path(self.running, before, after),
+            "usage": usage,
+            "stages": stages(self.running, before, after),
+            "connector": connector_shares(self.running, before, after),
+        }
+        repeat = summary(load, self.options.slo, index=index).model_copy(update=counted)
         return Pass(repeat, load)
 
     def _replayed(self, load: Load) -> float | None:

@@ -23,7 +23,7 @@ from deploy.workflows.bench.facts import (
     versions,
 )
 from deploy.workflows.bench.folder import require_space
-from deploy.workflows.bench.hop import measure_hop
+from deploy.workflows.bench.hop import measure_hop, measure_throughput
 from deploy.workflows.bench.last import keep_break_even
 from deploy.workflows.bench.passes import BenchOptions, BenchSession, Pass
 from deploy.workflows.check.session import require_answers
@@ -87,13 +87,23 @@ def bench_stack(
             result = result.model_copy(update={"repeats": [*result.repeats, one.repeat]})
             append_requests(folder, one.load.records)
             write_result(folder, result)
-        hop = measure_hop(running, bench.target, bench.tokens, options.hop_requests)
+        once = _once(bench)
     search = finder.found(options.seed) if finder else None
-    done = {"interrupted": False, "rate_search": search, "hop_s": hop}
-    result = result.model_copy(update=done)
+    result = result.model_copy(update={"interrupted": False, "rate_search": search, **once})
     write_result(folder, result)
-    keep_break_even(home, result, folder)
+    if options.one_user_requests:  # of a sweep, in the first round only
+        keep_break_even(home, result, folder)
     return result
+
+
+def _once(bench: BenchSession) -> dict[str, object]:
+    """Measure one user and what the router costs, and return them as fields of the result."""
+    stack, options = (bench.running, bench.target, bench.tokens), bench.options
+    return {
+        "one_user": bench.one_user(),
+        "hop_s": measure_hop(*stack, options.hop_requests),
+        "router_throughput": measure_throughput(*stack, options.router_requests),
+    }
 
 
 def _repeated(bench: BenchSession) -> Iterator[Pass]:

@@ -131,8 +131,11 @@ def _one_run(
 def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> BenchOptions:
     """Return how a run is loaded; its search begins close to where the runs before ended.
 
-    All have the same seed, and so the same lengths and arrivals.
+    All have the same seed, and so the same lengths and arrivals. What a round would not make more
+    certain is measured in the first one only.
     """
+    if which[1]:
+        options = replace(options, one_user_requests=0, router_requests=0)
     if options.slo is None:
         most = max(_candidate(one).units for one in sweep.topologies)
         return replace(options, concurrency=options.concurrency or _USERS_A_UNIT * most)

@@ -17,8 +17,9 @@ from tests.e2e.one_stack.test_one_stack import CONSUMER, PRODUCER, counted
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs/reference/schemas/bench.json"
 SOURCES = "vllm:prompt_tokens_by_source_total"
-# By which the router's time is measured: 16 by the router and 16 directly, on two engines each.
-HOP_TOKENS = 20 * 4 * 16
+# By which the router is measured: 16 by the router and 16 directly, on two engines each; 20 one
+# after the other, and three rounds of 40.
+ROUTER_TOKENS = (20 + 3 * 40) * 4 * 16
 Bench = Callable[..., Result]
 
 
@@ -51,10 +52,15 @@ def test_new_prompts_are_measured_with_their_hits(
     assert (repeat.sent, repeat.completed, repeat.errors) == (6, 6, {})
     assert repeat.hits and repeat.usage and repeat.redis_path
     assert repeat.hits.external == repeat.hits.eligible == 6 * 512
-    assert source(kit, CONSUMER, "external_kv_transfer") - before == repeat.hits.external
+    alone = result.one_user
+    assert alone and alone.hits and (alone.completed, alone.concurrency) == (8, 1)
+    assert alone.hits.external == alone.hits.eligible == 8 * 512
+    loaded = repeat.hits.external + alone.hits.external
+    assert source(kit, CONSUMER, "external_kv_transfer") - before == loaded
     now = source(kit, PRODUCER, "local_compute") + source(kit, CONSUMER, "local_compute")
     assert repeat.hits.computed == 6 * (600 + 88)
-    assert now - computed == repeat.hits.computed + HOP_TOKENS
+    assert now - computed == repeat.hits.computed + alone.hits.computed + ROUTER_TOKENS
+    assert result.router_throughput and result.router_throughput.share > 0
     assert repeat.redis_path.lost_chunks == repeat.redis_path.late == 0
     assert repeat.redis_path.barrier_waits == 6
     services = {"producer-0", "consumer-0", "redis", "router", "prometheus"}
@@ -63,7 +69,12 @@ def test_new_prompts_are_measured_with_their_hits(
     assert repeat.redis_path.store_cpu_s and repeat.redis_path.load_cpu_s
     assert repeat.connector.keys() == {"producer", "consumer"}
     assert all(0 < share < 1 for share in repeat.connector.values()), repeat.connector
-    assert repeat.stages["producer"].keys() == {"queue", "prefill", "decode"}
+    of_engine, of_path = {"queue", "prefill", "decode"}, {"lookup", "load"}
+    assert repeat.stages["producer"].keys() - {"load"} == of_engine | {"lookup", "store"}
+    assert repeat.stages["consumer"].keys() == of_engine | of_path
+    loading = repeat.stages["consumer"]
+    assert loading["load"] > 0 and loading["lookup"] > 0
+    assert loading["load"] + loading["lookup"] < loading["prefill"]
     lines = list(read_requests(tmp_path))
     assert {(one.input_tokens, one.output_tokens) for one in lines} == {(600, 9)}
     assert result.versions.vllm and result.versions.redis and result.versions.router

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.benchmark.break_even import measured_speeds
+from deploy.benchmark.break_even import measured_speeds, speeds_at_ends
 from tests.unit.benchmark.samples import repeat, result
 
 PATH = {
@@ -33,12 +33,39 @@ def test_speeds_are_the_medians_of_each_load_the_lowest_first() -> None:
     assert (one.load_gb_s, one.lookup_s, one.chunk, one.token_bytes) == (0.8, 0.002, 256, 4096)
 
 
+def test_one_user_is_the_lowest_load() -> None:
+    repeats = [measured(0), measured(1, prefill_s=0.11, rate=4.0), measured(2, rate=1.0)]
+    alone = measured(rate=None, concurrency=1, prefill_s=0.011)
+    found = speeds_at_ends(result(repeats=repeats, one_user=alone))
+    assert list(found) == ["one request at a time", "4 requests/s offered"]
+    assert [round(one.prefill_tokens_s) for one in found.values()] == [5000, 500]
+    assert list(speeds_at_ends(result(repeats=repeats))) == [
+        "1 requests/s offered", "4 requests/s offered",
+    ]  # fmt: skip
+    assert list(speeds_at_ends(result(repeats=repeats[:1]))) == ["2 requests/s offered"]
+    unloaded = alone | {"redis_path": None}
+    assert len(measured_speeds(result(repeats=repeats, one_user=unloaded))) == 3
+
+
+def test_ranks_of_an_engine_load_side_by_side() -> None:
+    """`load_gb_s` of a path is that of one rank; a token's bytes are those of all."""
+    (found,) = measured_speeds(result(repeats=[measured(redis_path=PATH | {"ranks": 4})])).values()
+    assert found.load_gb_s == 3.2
+
+
+def test_time_in_which_a_producer_looks_up_and_loads_is_not_prefill() -> None:
+    stages = {"producer": {"prefill": 0.1, "load": 0.035, "lookup": 0.01, "store": 0.5}}
+    (found,) = measured_speeds(result(repeats=[measured(stages=stages)])).values()
+    assert found.prefill_tokens_s == pytest.approx(1000)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
         {"redis_path": None},
         {"redis_path": PATH | {"load_gb_s": 0.0}},
         {"stages": {}},
+        {"stages": {"producer": {"prefill": 0.05, "load": 0.05}}},
         {"hits": None},
         {"completed": 0},
     ],

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from deploy.benchmark.load import Load, LoadTarget, run_load
+from deploy.benchmark.load import Load, LoadTarget, run_load, run_routes
 from deploy.benchmark.workloads import Conversation, Prompt, Turn
-from tests.unit.benchmark.streaming import Stage, event, until
+from tests.unit.benchmark.streaming import Stage, event, serving, until
 
 
 def single(index: int, prompt: Prompt = (1, 2, 3), *, start_s: float = 0.0) -> Conversation:
@@ -72,6 +72,26 @@ class TestLoops:
         prompts = {0: 0.06, 1: 0.0, 2: 0.03}
         loaded(stage, *(single(n, (n,), start_s=at) for n, at in prompts.items()), concurrency=None)
         assert [body["prompt"] for body in stage.bodies] == [[1], [2], [0]]
+
+
+class TestRoutes:
+    def test_targets_of_a_route_are_asked_in_turn_and_routes_alternate(self, stage: Stage) -> None:
+        with serving(Stage(clock=stage.clock)) as other:
+            first, second = (LoadTarget(one.url, "model", 20) for one in (stage, other))
+            routes = [[first, second], [second]]
+            found = run_routes(routes, [single(n, (n,)) for n in range(3)], concurrency=1)
+        assert [body["prompt"] for body in stage.bodies] == [[0], [2]]
+        assert [body["prompt"] for body in other.bodies] == [[0], [1], [2]]
+        assert len(found.records) == 5
+        assert found.duration_s == pytest.approx(5 * 9.8)
+
+    def test_as_many_as_asked_for_are_in_flight(self, stage: Stage) -> None:
+        pair = threading.Barrier(2, timeout=20)
+        stage.before = lambda: pair.wait() and None
+        stage.events = stage.closing({"prompt": [1]})
+        target = LoadTarget(stage.url, "model", 20)
+        found = run_routes([[target]], [single(n) for n in range(6)], concurrency=2)
+        assert len(found.records) == len(stage.bodies) == 6
 
 
 class TestConversations:

@@ -65,7 +65,8 @@ def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_file_of_an_older_version_is_read(tmp_path: Path) -> None:
     file = write_result(tmp_path, result())
     raw = json.loads(file.read_text())
-    del raw["up_extra_s"], raw["repeats"][0]["connector"]
+    del raw["up_extra_s"], raw["one_user"], raw["router_throughput"]
+    del raw["repeats"][0]["connector"]
     raw["repeats"][0]["usage"]["gpu"] = None
     raw["repeats"][0]["redis_path"] = PATH
     file.write_text(json.dumps(raw))

@@ -99,10 +99,14 @@ def test_slo_and_search_are_shown() -> None:
         "steps": [{"rate": 4.0, "within_slo": 0.95, "held": True}],
     }  # fmt: skip
     repeats = [repeat(0), repeat(1, within_slo=0.5)]
-    assert "SLO ttft 1000 ms: 50.0 % to 100.0 % of requests within it" in shown(repeats=repeats)
+    said = "SLO ttft 1000 ms: 50.0 % to 100.0 % of requests within it; goodput 2.00 requests/s, "
+    assert f"{said}1.00 for each of 2 engines\n" in shown(repeats=repeats)
+    on_gpus = {**result().stack.model_dump(), "gpus": 8}
+    assert f"{said}0.25 for each of 8 GPUs\n" in shown(repeats=repeats, stack=on_gpus)
     text = shown(repeats=repeats, rate_search=search)
     assert "Throughput" not in text  # of rates that differ there is no median
-    assert "for 90.0 % of requests: 4.00 requests/s (95 % interval 3.50 to ?)" in text
+    found = "4.00 requests/s (95 % interval 3.50 to ?), 2.00 for each of 2 engines"
+    assert f"for 90.0 % of requests: {found}" in text
     assert "No rate that was tried holds" in shown(
         rate_search={**search, "highest_rate": None, "low": None}
     )
@@ -127,6 +131,15 @@ def test_the_cost_of_the_router_is_shown() -> None:
     assert "Router" not in shown()
 
 
+def test_throughput_by_the_router_beside_the_engines_own() -> None:
+    found = {"in_flight": 8, "routed_per_s": 57.0, "direct_per_s": 60.0}
+    said = (
+        "Router: with 8 short requests in flight, 57 a second are answered by it and 60 directly "
+        "(95.0 %)\n"
+    )
+    assert said in shown(router_throughput=found)
+
+
 def test_router_without_a_tick_of_cpu_time_has_no_limit() -> None:
     idle = repeat(usage=USAGE | {"cpu_s": {"router": 0.0}})
     assert "Router" not in shown(repeats=[idle])
@@ -141,6 +154,10 @@ def test_the_break_even_length_is_shown() -> None:
     # Prefill makes 1,000 tokens/s of 4,096 bytes; a lookup takes 2 ms, less than a chunk is worth.
     said = "loading KV is faster than computing it from 256 tokens on (prefill 1000 tokens/s"
     assert said in shown(repeats=[measured()])
+    alone = measured(rate=None, concurrency=1, prefill_s=0.011)
+    text = shown(repeats=[measured()], one_user=alone)
+    assert "Break-even: with one request at a time, loading KV is faster than computing" in text
+    assert "prefill 5000 tokens/s, which is 0.02 GB/s of KV; loaded at 0.8 GB/s)" in text
     slow = measured(redis_path=PATH | {"load_gb_s": 0.004})
     assert "computing it for no length" in shown(repeats=[slow])
     assert "Break-even" not in shown()

@@ -36,6 +36,8 @@ OPTIONS = BenchOptions(
     repeats=2,
     warmup=1,
     hop_requests=1,
+    router_requests=0,
+    one_user_requests=0,
 )
 Bench = Callable[..., Result]
 
@@ -189,6 +191,77 @@ class TestHop:
         assert len({url for url, _ in asked}) == 3
         assert len({prompt for _, prompt in asked}) == 4
         assert bench(repeats=1, hop_requests=0).hop_s is None
+
+
+class TestThroughput:
+    def test_is_of_all_engines_in_rounds_that_alternate(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By the router a pass takes 2, 8 and 1 s, directly always 1 s."""
+        took = iter((2.0, 1.0, 8.0, 1.0, 1.0, 1.0))
+        asked: list[tuple[list[list[str]], int, int]] = []
+
+        def run_routes(
+            routes: list[list[LoadTarget]], conversations: list[Conversation], *, concurrency: int
+        ) -> Load:
+            urls = [[one.url for one in route] for route in routes]
+            asked.append((urls, len(conversations), concurrency))
+            return Load([], next(took), 0, 0)
+
+        monkeypatch.setattr(hop, "run_routes", run_routes)
+        found = bench(repeats=1, router_requests=30).router_throughput
+        assert found is not None
+        assert (found.routed_per_s, found.direct_per_s, found.share) == (15.0, 30.0, 0.5)
+        assert found.in_flight == 12
+        assert {(count, in_flight) for _, count, in_flight in asked} == {(30, 12)}
+        (front,), *_ = asked[0][0]
+        assert [routes for routes, *_ in asked[::2]] == [[[front]]] * 3
+        (producer, first), (same, second) = asked[1][0]
+        assert producer == same and len({front, producer, first, second}) == 4
+
+    def test_real_requests_by_router_and_engines(self, bench: Bench) -> None:
+        found = bench(repeats=1, router_requests=4).router_throughput
+        assert found is not None
+        assert found.routed_per_s > 0 and found.direct_per_s > 0
+
+    def test_none_where_requests_fail_or_none_is_wanted(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert bench(repeats=1).router_throughput is None
+        lost = RequestRecord(
+            repeat=0, index=0, arrival_s=0, ttft_s=None, itl_s=[], e2e_s=1, input_tokens=0,
+            output_tokens=0, error="refused",
+        )  # fmt: skip
+        monkeypatch.setattr(hop, "run_routes", lambda *_, **__: Load([lost], 1.0, 0, 0))
+        assert bench(repeats=1, router_requests=4).router_throughput is None
+
+
+class TestOneUser:
+    def test_sends_new_prompts_one_at_a_time(self, bench: Bench, tmp_path: Path) -> None:
+        result = bench(repeats=1, one_user_requests=3)
+        alone = result.one_user
+        assert alone is not None
+        assert (alone.sent, alone.completed, alone.concurrency, alone.rate) == (3, 3, 1, None)
+        assert alone.hits is not None
+        assert alone.hits.external == alone.hits.eligible == 3 * 3 * CHUNK
+        assert alone.requests_per_s * alone.e2e_s.mean <= 1.01 if alone.e2e_s else False
+        assert len(result.repeats) == 1
+        assert len(list(read_requests(tmp_path))) == 6, "they are of no repeat"
+
+    def test_not_where_the_load_is_one_user(self, bench: Bench) -> None:
+        assert bench(repeats=1, one_user_requests=3, concurrency=1).one_user is None
+
+    @pytest.mark.parametrize(("wanted", "kept"), [(0, 0), (2, 1)])
+    def test_without_it_the_last_break_even_stays(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, wanted: int, kept: int
+    ) -> None:
+        """A sweep asks for it in its first round only."""
+        written: list[Result] = []
+        monkeypatch.setattr(
+            bench_run, "keep_break_even", lambda _home, result, _folder: written.append(result)
+        )
+        bench(repeats=1, one_user_requests=wanted)
+        assert len(written) == kept
 
 
 class TestSlo:

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from deploy.metrics.page import MetricsPage, parsed_page
-from deploy.workflows.bench.counters import connector_shares, redis_path
+from deploy.workflows.bench.counters import connector_shares, redis_path, stages
 
 ROLES = {"producer-0": "producer", "producer-1": "producer", "consumer-0": "consumer"}
 
 
-def running() -> Any:
+def running(ranks: int = 1) -> Any:
     engines = [SimpleNamespace(name=name, role=role) for name, role in ROLES.items()]
-    return SimpleNamespace(prepared=SimpleNamespace(plan=SimpleNamespace(engines=engines)))
+    plan = SimpleNamespace(engines=engines, limits=SimpleNamespace(ranks=ranks))
+    return SimpleNamespace(prepared=SimpleNamespace(plan=plan))
 
 
 def pages(**texts: str) -> dict[str, MetricsPage]:
@@ -49,7 +50,51 @@ def moved(size: float, cpu_s: float) -> str:
 
 def test_cpu_time_of_loads_and_stores_is_separate() -> None:
     before, after = pages(consumer_0=moved(1e9, 5)), pages(consumer_0=moved(3e9, 5.5))
-    path = redis_path(running(), before, after)
-    assert path is not None
+    path = redis_path(running(ranks=2), before, after)
+    assert path is not None and path.ranks == 2
     assert (path.loaded_bytes, path.load_cpu_s, path.store_cpu_s) == (2e9, 0.5, None)
     assert redis_path(running(), pages(), pages()) is None
+
+
+def timed(requests: int, *, lookup: float, load: float, barrier: float) -> str:
+    """Return a page on which each request waited 0.1 s in the queue, and computed for 0.2 s."""
+    names = {"queue": 0.1, "prefill": 0.2}
+    engine = "".join(
+        f"vllm:request_{stage}_time_seconds_sum {each * requests}\n"
+        f"vllm:request_{stage}_time_seconds_count {requests}\n"
+        for stage, each in names.items()
+    )
+    return (
+        f'{engine}pdkit_store_seconds_total{{operation="lookup"}} {lookup}\n'
+        f'pdkit_store_seconds_total{{operation="load"}} {load}\n'
+        f'pdkit_store_seconds_total{{operation="store"}} 1000\n'
+        f"pdkit_store_barrier_seconds_total {barrier}\n"
+    )
+
+
+def test_stages_are_means_over_all_requests_of_a_role() -> None:
+    """Also over those that looked nothing up; what was counted before the pass is not in them."""
+    before = pages(producer_0=timed(5, lookup=50, load=50, barrier=50))
+    after = pages(
+        producer_0=timed(8, lookup=50.3, load=50.6, barrier=51),
+        producer_1=timed(1, lookup=0.1, load=0, barrier=0.2),
+    )
+    assert stages(running(), before, after) == {
+        "producer": {"queue": 0.1, "prefill": 0.2, "lookup": 0.1, "load": 0.15, "store": 0.3}
+    }
+
+
+def test_ranks_look_up_and_load_side_by_side_behind_one_barrier() -> None:
+    after = pages(consumer_0=timed(2, lookup=0.4, load=0.8, barrier=0.6))
+    assert stages(running(ranks=2), pages(), after)["consumer"] == {
+        "queue": 0.1, "prefill": 0.2, "lookup": 0.1, "load": 0.2, "store": 0.3,
+    }  # fmt: skip
+
+
+def test_no_stage_of_the_store_without_one_or_without_a_request() -> None:
+    plain = timed(2, lookup=0, load=0, barrier=0).partition("pdkit_")[0]
+    assert stages(running(), pages(), pages(consumer_0=plain)) == {
+        "consumer": {"queue": 0.1, "prefill": 0.2}
+    }
+    idle = pages(consumer_0=timed(2, lookup=1, load=1, barrier=1))
+    assert stages(running(), idle, idle) == {}

@@ -196,7 +196,10 @@ def test_status_watch_shows_the_server(shared: Lab) -> None:
 
 def test_bench_measures_a_stack_with_the_server(shared: Lab, tmp_path: Path) -> None:
     sizes = WorkloadOptions(input_tokens=TokenRange(200, 200), output_tokens=TokenRange(4, 4))
-    options = BenchOptions(workload=sizes, requests=4, repeats=1, warmup=1, hop_requests=1)
+    options = BenchOptions(
+        workload=sizes, requests=4, repeats=1, warmup=1, hop_requests=1, router_requests=4,
+        one_user_requests=2,
+    )  # fmt: skip
     result = bench_stack(
         shared.home, "pdkit", options, folder=tmp_path, command=[], report=shared.lines.append
     )

@@ -19,6 +19,8 @@ from tests.unit.benchmark.test_break_even import measured
 from tests.unit.stack.cases import machine_with
 
 Make = Callable[..., Plan]
+# Of a version that knew one load.
+OLD = '{"a": {"tokens": 256, "load": "2 in flight", "at": "2026-01-01", "result": "/bench"}}'
 
 
 @pytest.fixture
@@ -36,10 +38,20 @@ def test_the_last_result_of_the_same_model_is_used(plan: Make, home: Home) -> No
     assert last_measured(home, made) is None
     keep_break_even(home, named(ran(), made), home.bench / "a-run")
     found = last_measured(home, made)
-    assert found is not None and found.tokens and found.tokens % 256 == 0
+    assert found is not None and found.pays
     text = str(found)
-    assert f"from {found.tokens} tokens on" in text
-    assert "at 2 requests/s offered" in text and text.endswith(f"({home.bench / 'a-run'})")
+    assert "from 256 tokens on (2 requests/s offered)" in text
+    assert text.endswith(str(home.bench / "a-run"))
+
+
+def test_one_user_and_the_load_are_both_said(plan: Make, home: Home) -> None:
+    alone = measured(rate=None, concurrency=1, prefill_s=1e-6)
+    both = result(repeats=[measured()], one_user=alone)
+    keep_break_even(home, named(both, plan()), home.bench / "a-run")
+    assert (
+        "for no length (one request at a time), from 256 tokens on (2 requests/s offered)"
+        in str(last_measured(home, plan()))
+    )
 
 
 def test_the_last_counts_and_others_stay(plan: Make, home: Home) -> None:
@@ -50,7 +62,7 @@ def test_the_last_counts_and_others_stay(plan: Make, home: Home) -> None:
     # It computes faster than Redis delivers.
     keep_break_even(home, named(ran(prefill_s=1e-6), made), home.bench / "second")
     found = last_measured(home, made)
-    assert found is not None and found.tokens is None and "for every prompt length" in str(found)
+    assert found is not None and not found.pays and "for every prompt length" in str(found)
     assert len(read_measured(home)) == 2
 
 
@@ -58,7 +70,7 @@ def test_a_run_that_loaded_nothing_leaves_it(plan: Make, home: Home) -> None:
     made = plan()
     keep_break_even(home, named(ran(), made), home.bench / "first")
     keep_break_even(home, named(ran(redis_path=None), made), home.bench / "second")
-    assert str(last_measured(home, made)).endswith("first)")
+    assert str(last_measured(home, made)).endswith("first")
 
 
 def test_a_result_of_another_machine_is_not_used(
@@ -77,7 +89,7 @@ def test_a_plan_that_loads_nothing_has_no_result(plan: Make, home: Home) -> None
     assert last_measured(home, plan(topology="2a")) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"b": 1}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"b": 1}}', OLD])
 def test_a_file_that_is_broken_says_nothing(plan: Make, home: Home, text: str) -> None:
     home.bench.mkdir(parents=True)
     home.measured_file.write_text(text)

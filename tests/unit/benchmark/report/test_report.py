@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import vl_convert
 
-from deploy.benchmark.report import files, points
+from deploy.benchmark.compare import METRICS
+from deploy.benchmark.report import files, parts, points
 from deploy.benchmark.report.charts import charts
 from deploy.benchmark.report.files import result_folders, table, write_report
 from deploy.benchmark.report.page import page
@@ -36,8 +37,8 @@ from tests.unit.benchmark.test_break_even import PATH
 from tests.unit.benchmark.test_sweep import sweep as a_sweep
 
 STAGES = {
-    "producer": {"queue": 0.01, "prefill": 0.1},
-    "consumer": {"queue": 0.0, "prefill": 0.02, "decode": 0.3},
+    "producer": {"queue": 0.01, "prefill": 0.109, "lookup": 0.002, "load": 0.007, "store": 0.03},
+    "consumer": {"queue": 0.004, "prefill": 0.021, "decode": 0.3, "lookup": 0.001, "load": 0.015},
 }
 
 
@@ -86,18 +87,69 @@ class TestPage:
         assert list(specs) == re.findall(r'id="chart-([\w-]+)"', text)
         assert len(specs) == 7
 
+    def test_goodput_is_divided_by_all_gpus_or_engines(self) -> None:
+        # The median of five repeats of 2.1 to 2.18.
+        for gpus, unit, each in ((0, "engine", "1.07"), (8, "GPU", "0.268")):
+            stack = result().stack.model_dump() | {"gpus": gpus}
+            text = drawn(runs(measured(stack=stack)))
+            assert f"<th>goodput /s</th><th>each {unit}</th>" in text
+            assert re.search(rf"<td>2\.14 \([^)]*\)</td><td>{each}</td>", text)
+
+    def test_speeds_of_the_redis_path_are_medians_of_repeats_that_moved_kv(self) -> None:
+        idle = PATH | {"stored_bytes": 0, "store_gb_s": 0.0, "lookups": 0, "lookup_ms": 0.0}
+        moved = PATH | {"lost_chunks": 2, "late": 1, "load_gb_s": 1.2, "lookup_ms": 3.0}
+        paths = [PATH, idle, moved, None]
+        repeats = [repeat(at, redis_path=path) for at, path in enumerate(paths)]
+        text = drawn(runs(measured(repeats=repeats)))
+        cells = ("2/s offered", "2,000 MB", "0.5 GB/s", "3,000 MB", "0.8 GB/s", "2.5 ms", "2", "1")
+        assert f"<td>1p1d</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in text
+        assert "Redis path</h2>" not in drawn(runs(measured(repeats=[repeat(0)])))
+
     def test_own_cost_of_the_kit(self) -> None:
         usage = {"cpu_s": {"router": 0.04}, "peak_rss_bytes": {}}
         path = PATH | {"barrier_wait_s": 0.1, "store_cpu_s": 0.25, "load_cpu_s": 0.5}
         steps = {"producer": 0.031, "consumer": 0.08}
         costly = repeat(0, usage=usage, redis_path=path, connector=steps)
         hop = {"p50": 0.001, "p90": 0.002, "p99": 0.0034, "mean": 0.001}
-        text = drawn(runs(measured(repeats=[costly], hop_s=hop, up_extra_s=3.25)))
+        passed = {"in_flight": 8, "routed_per_s": 57.0, "direct_per_s": 60.0}
+        once = {"hop_s": hop, "router_throughput": passed, "up_extra_s": 3.25}
+        text = drawn(runs(measured(repeats=[costly], **once)))
+        by_router = "57/s of 60/s (95 %)"
         moved = ("0.25 CPU s/GB", "0.5 CPU s/GB", "producer 3.1 %, consumer 8.0 %", "3.25 s")
-        cells = ("1p1d", "1 ms", "3.4 ms", "5 ms", "2 ms", "500/s", *moved)
-        assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in text
+        for cells in (("1 ms", "3.4 ms", "2 ms", "500/s", by_router), ("5 ms", *moved)):
+            row = "".join(f"<td>{cell}</td>" for cell in ("1p1d", *cells))
+            assert f"<tr>{row}</tr>" in text
         bare = measured(repeats=[repeat(0)])
         assert "own cost" not in drawn(runs(bare))
+
+    def test_break_even_of_one_user_and_under_load_and_what_would_move_it(self) -> None:
+        # Prefill makes 5,000 and 500 tokens/s: a chunk of 256 takes 51.2 and 512 ms.
+        redis = PATH | {"lookup_ms": 1.2, "load_gb_s": 0.003}
+        one, busy = (
+            repeat(
+                stages={"producer": {"prefill": seconds}, "consumer": {"prefill": 1.0}},
+                redis_path=redis, rate=None, concurrency=users,
+            )
+            for seconds, users in ((0.011, 1), (0.11, 8))
+        )  # fmt: skip
+        text = drawn(runs(measured(repeats=[busy], one_user=one)))
+        section = text.partition("<h2>Break-even")[2].partition("<h2>")[0]
+        rows = [re.findall("<t[dh]>(.*?)</t[dh]>", row) for row in section.split("<tr>")[1:]]
+        never = "never: computing is faster"
+        assert [row[1:4] for row in rows[1:3]] == [
+            ["one request at a time", never, "5,000 tokens/s"],
+            ["8 in flight", "256 tokens", "500 tokens/s"],
+        ]
+        loads = ["one request at a time", "8 in flight"]
+        moved = {row[0]: row[1:] for row in rows[3:]}
+        assert moved["change"] == moved["prompt"] == loads
+        assert moved["prefill twice as fast, as on another GPU"] == [never, never]
+        # 256 tokens of 4,096 bytes in 50 and 510.8 ms; without a lookup, in 51.2 and 512.
+        assert moved["256 tokens"] == ["over 0.021 GB/s", "over 0.00205 GB/s"]
+        assert moved["very long"] == ["over 0.0205 GB/s", "over 0.00205 GB/s"]
+        assert moved["this Redis delivered"] == ["0.003 GB/s", "0.003 GB/s"]
+        slow = busy | {"redis_path": PATH | {"lookup_ms": 600.0}}
+        assert "<td>256 tokens</td><td>none can</td>" in drawn(runs(measured(repeats=[slow])))
 
     def test_costs_that_a_run_measures_once_are_the_medians_of_the_runs(self) -> None:
         kinds = ("p50", "p90", "p99", "mean")
@@ -106,14 +158,29 @@ class TestPage:
             for ms, up_s in ((9, 90.0), (1, 50.0), (2, 51.0))
         ]
         text = drawn(runs(*rounds, measured()))
-        assert re.search("<td>1p1d</td><td>2 ms</td><td>2 ms</td>.*<td>51 s</td></tr>", text)
+        assert "<td>1p1d</td><td>2 ms</td><td>2 ms</td>" in text
+        assert "<td>51 s</td></tr>" in text
+
+    def test_use_of_services_over_all_repeats(self) -> None:
+        """CPU time by the time of both, and the higher of the peaks; the generator's is unknown."""
+        usages = [
+            {"cpu_s": {"redis": cpu_s, "bench": 1.0}, "peak_rss_bytes": {"redis": gib << 30}}
+            for cpu_s, gib in ((4.0, 3), (2.0, 1))
+        ]
+        repeats = [
+            repeat(at, usage=usage, duration_s=10.0 + 20 * at) for at, usage in enumerate(usages)
+        ]
+        text = drawn(runs(measured(repeats=[*repeats, repeat(2, usage=None)])))
+        assert "<tr><td>1p1d</td><td>redis</td><td>0.15</td><td>3.00 GiB</td></tr>" in text
+        assert "<tr><td>1p1d</td><td>bench</td><td>0.05</td><td>-</td></tr>" in text
+        assert "CPU and memory" not in drawn(runs(measured(repeats=[repeat(0, usage=None)])))
 
     def test_use_of_gpus(self) -> None:
         gpu = {"0": {"utilization": 0.875, "peak_memory_bytes": 3 << 30},
                "1": {"utilization": None, "peak_memory_bytes": None}}  # fmt: skip
         usage = {"cpu_s": {}, "peak_rss_bytes": {}, "gpu": gpu}
         text = drawn(runs(measured(repeats=[repeat(0, usage=usage)])))
-        assert "<tr><td>1p1d</td><td>0</td><td>87.5 %</td><td>3.0 GiB</td></tr>" in text
+        assert "<tr><td>1p1d</td><td>0</td><td>87.5 %</td><td>3.00 GiB</td></tr>" in text
         assert "<tr><td>1p1d</td><td>1</td><td>-</td><td>-</td></tr>" in text
         assert "<h2>GPUs</h2>" not in drawn(runs(measured()))
 
@@ -260,28 +327,106 @@ class TestPoints:
         exact = named([(measured(repeats=[repeat(0, rate=8.0)]), [])] * 2)
         assert points.points(exact)[0].load == "8 requests/s offered"
 
-    def test_time_and_tokens_by_kind(self) -> None:
+    def test_no_part_of_a_requests_time_is_in_two_stages(self) -> None:
+        """Lookups and loads are within what engines count as prefill; stores follow."""
         found = points.points(runs(measured()))[:1]
-        assert [(one["stage"], round(one["ms"])) for one in points.stages(found)] == [
+        assert [(one["stage"], round(one["ms"], 6)) for one in parts.stages(found)] == [
             ("queue before prefill", 10),
+            ("lookup", 3),
             ("prefill", 100),
-            ("queue before decode", 0),
-            ("KV load and first token", 20),
+            ("KV store", 30),
+            ("queue before decode", 4),
+            ("KV load", 22),
+            ("first token after load", 5),
             ("decode", 300),
         ]
-        assert [one["share"] for one in points.sources(found)] == [0.45, 0.0, 0.55]
+        counted = sum(sum(of_role.values()) for of_role in STAGES.values())
+        within = sum(STAGES[role][one] for role in STAGES for one in ("lookup", "load"))
+        assert sum(one["ms"] for one in parts.stages(found)) == pytest.approx(
+            1e3 * (counted - within)
+        )
+
+    def test_stages_of_an_earlier_version(self) -> None:
+        """It counted neither lookups nor stores, so that loads are in a consumer's prefill."""
+        old = {"producer": {"prefill": 0.1}, "consumer": {"prefill": 0.02}}
+        found = points.points(runs(measured(repeats=[repeat(0, stages=old)])))
+        assert [(one["stage"], one["ms"]) for one in parts.stages(found)] == [
+            ("prefill", 100),
+            ("KV load and first token", 20),
+        ]
+
+    def test_tokens_by_kind(self) -> None:
+        found = points.points(runs(measured()))[:1]
+        assert [one["share"] for one in parts.sources(found)] == [0.45, 0.0, 0.55]
+
+
+def csv_rows(found: Sequence[StackRuns]) -> dict[tuple[str, str], tuple[str, float]]:
+    """Return load and metric → unit and median."""
+    rows = list(csv.DictReader(io.StringIO(table(found))))
+    made = {(row["load"], row["metric"]): (row["unit"], float(row["median"])) for row in rows}
+    assert len(made) == len(rows), "a metric has two rows"
+    return made
 
 
 def test_csv_has_every_metric_of_every_load() -> None:
-    rows = list(csv.DictReader(io.StringIO(table(runs(measured())))))
-    assert len(rows) == 2 * 14
-    goodput = next(row for row in rows if row["metric"] == "goodput")
-    assert (goodput["stack"], goodput["load"], goodput["unit"]) == (
-        "1p1d",
-        "1 requests/s offered",
-        "1/s",
-    )
-    assert float(goodput["median"]) == pytest.approx(1.02)
+    rows = csv_rows(runs(measured()))
+    assert {load for load, _ in rows} == {"1 requests/s offered", "2 requests/s offered"}
+    assert {metric.name for metric in METRICS} <= {metric for _, metric in rows}
+    assert rows["1 requests/s offered", "goodput"] == ("1/s", pytest.approx(1.02))
+    assert rows["1 requests/s offered", "TTFT p90"] == ("s", pytest.approx(0.2))
+
+
+def test_csv_has_what_was_counted_beside_latencies() -> None:
+    gpu = {"3": {"utilization": 0.5, "peak_memory_bytes": 7}}
+    usages = [
+        {"cpu_s": {"redis": cpu_s}, "peak_rss_bytes": {"redis": 9}, "gpu": gpu}
+        for cpu_s in (1.0, 5.0, 2.0)
+    ]
+    path = PATH | {"barrier_wait_s": 0.1, "store_cpu_s": 0.25, "load_cpu_s": 0.5,
+                   "loaded_bytes": 2 * 10**9}  # fmt: skip
+    repeats = [
+        repeat(
+            at, usage=usage, redis_path=path, stages=STAGES, connector={"consumer": 0.08},
+            goodput_per_s=1.5,
+        )
+        for at, usage in enumerate(usages)
+    ]  # fmt: skip
+    rows = csv_rows(runs(measured(repeats=repeats)))
+    found = {metric: value for (_, metric), value in rows.items()}
+    assert {name: found[name] for name in found if name not in {one.name for one in METRICS}} == {
+        "requests of each engine": ("1/s", 1.0),
+        "output tokens of each engine": ("1/s", 16.0),
+        "goodput of each engine": ("1/s", 0.75),
+        **{
+            f"{role} {stage}": ("s", seconds)
+            for role, of_role in STAGES.items()
+            for stage, seconds in of_role.items()
+        },
+        "connector in consumer steps": ("share", 0.08),
+        "prompt tokens loaded from Redis": ("share", 0.45),
+        "prompt tokens in own cache": ("share", 0.0),
+        "prompt tokens computed": ("share", 0.55),
+        "eligible hit rate": ("share", 1.0),
+        "KV stored": ("bytes", 1e9),
+        "speed of KV stored": ("GB/s", 0.5),
+        "CPU time of KV stored": ("s/GB", 0.25),
+        "KV loaded": ("bytes", 2e9),
+        "speed of KV loaded": ("GB/s", 0.8),
+        "CPU time of KV loaded": ("s/GB", 0.25),
+        "a lookup": ("s", 0.002),
+        "store barrier of an answer": ("s", 0.005),
+        "CPU of redis": ("cores", 0.2),
+        "peak memory of redis": ("bytes", 9.0),
+        "GPU 3 computes": ("share", 0.5),
+        "peak memory of GPU 3": ("bytes", 7.0),
+    }
+
+
+def test_csv_has_nothing_that_was_not_measured() -> None:
+    bare = repeat(0, hits=None, usage=None, goodput_per_s=None)
+    rows = csv_rows(runs(measured(repeats=[bare])))
+    names = {metric for _, metric in rows} - {one.name for one in METRICS}
+    assert names == {"requests of each engine", "output tokens of each engine"}
 
 
 @pytest.mark.parametrize("begins", ["=", "+", "-", "@", "\t", "\n"])

@@ -91,6 +91,9 @@ class TestVerdict:
         found = verdict([run("1p1d", 2.0)])
         assert found.kind == "one run"
         assert found.sentence.startswith("1p1d holds 2.01 requests/s (1.9")
+        assert "within TTFT 1 s: 1.00 for each of 2 engines. A verdict" in found.sentence
+        on_gpus = result().stack.model_dump() | {"gpus": 8}
+        assert "0.25 for each of 8 GPUs." in verdict([run("1p1d", 2.0, stack=on_gpus)]).sentence
 
     def test_the_searched_rate_decides(self) -> None:
         def searched(topology: str, rate: float) -> Result:
