@@ -1,4 +1,4 @@
-"""Golden documents: one whole document for each vendor, the others as differences from it.
+"""Golden documents: few are whole, the others differences from one of them or from each other.
 
 A golden with a `base` holds under `differs` what is other than there:
 
