@@ -202,6 +202,8 @@ def _swept(asked: _Asked) -> CommandResult:
     )  # fmt: skip
     with bench_lock(home.bench_lock_file), stacks.claimed():
         planned, folder, sweep = asked.opened(home, stacks)
+        for name, why in sweep.refused.items():
+            report(f"left out: {name}: {why}")
         try:
             done = run_sweep(folder, sweep, stacks, planned.stacks, asked.options, report)
         except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from deploy.benchmark.candidates import Candidate, feasible, named
 from deploy.benchmark.sweep import SWEEP_FILE, Sweep, read_sweep, winning_spec, without_split
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.errors import ConfigError, UsageError
+from deploy.errors import ConfigError, MachineError, PdkitError, UsageError
 from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.home import Home
 from deploy.runtime.ports import free_base
@@ -31,13 +31,13 @@ class Planned:
     Attributes:
         asked: the settings that were given, without a topology.
         stacks: by the candidate's name, in the order of the first round.
-        refused: candidates that cannot be planned, and why.
+        refused: those that cannot be started here now, and why.
     """
 
     asked: Mapping[str, Any]
     unit: str
     stacks: Mapping[str, StackSpec]
-    refused: Mapping[str, str]
+    refused: Mapping[str, PdkitError]
 
 
 def plan_sweep(
@@ -52,8 +52,8 @@ def plan_sweep(
         require: refuses a stack that cannot be started here.
 
     Raises:
-        UsageError: there is nothing to compare.
-        MachineError: the machine lacks what a stack needs.
+        UsageError: there is nothing to compare, or no stack can be planned.
+        MachineError: no stack can be started here.
     """
     vendor = vendor_named(
         detected_vendor(detect_inventory()) if spec.vendor == "auto" else spec.vendor
@@ -61,9 +61,9 @@ def plan_sweep(
     candidates = _candidates(spec, listed, has_gpus=vendor.has_gpus)
     asked = spec.model_dump(mode="json", exclude_unset=True)
     stacks: dict[str, StackSpec] = {}
-    refused: dict[str, str] = {}
+    refused: dict[str, PdkitError] = {}
     for candidate in candidates:
-        made = StackSpec.model_validate(
+        made = stacks[candidate.name] = StackSpec.model_validate(
             {
                 **winning_spec(asked, candidate),
                 "name": stack_name(spec),
@@ -73,16 +73,19 @@ def plan_sweep(
         )
         try:
             require(made)
-        except ConfigError as exc:
-            refused[candidate.name] = exc.message
-        else:
-            stacks[candidate.name] = made
-    if not stacks:
-        raise ConfigError(
-            f"no topology can be planned here: {next(iter(refused.values()))}",
-            hint="deploy plan with the same options",
-        )
+        except (ConfigError, MachineError) as exc:
+            refused[candidate.name] = exc
+    if len(refused) == len(stacks):
+        raise _none_fits(list(refused.values()))
     return Planned(without_split(asked, plain=False), vendor.slot, stacks, refused)
+
+
+def _none_fits(refused: Sequence[PdkitError]) -> PdkitError:
+    lacking = next((one for one in refused if isinstance(one, MachineError)), None)
+    return lacking or ConfigError(
+        f"no topology can be planned here: {refused[0].message}",
+        hint="deploy plan with the same options",
+    )
 
 
 def _candidates(spec: StackSpec, listed: str | None, *, has_gpus: bool) -> Sequence[Candidate]:
@@ -145,8 +148,11 @@ def open_sweep(
 ) -> tuple[Path, Sweep]:
     """Return the folder of an unfinished sweep of the same settings, else a new one.
 
+    A topology that was left out before and fits now runs, too.
+
     Raises:
         UsageError: `out` holds another sweep, or cannot be written.
+        MachineError: a topology whose runs are not done does not fit any more.
     """
     key = _key(planned, settings)
     folder = (out or _unfinished(home, key) or _new_folder(home)).absolute()
@@ -156,7 +162,7 @@ def open_sweep(
             raise UsageError(
                 f"--out {folder}: it holds a sweep of other settings", hint="name a new folder"
             )
-        return folder, before
+        return folder, _gone_on(before, planned)
     sweep = Sweep(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=list(settings.command),
@@ -164,11 +170,24 @@ def open_sweep(
         unit=planned.unit,
         slo=settings.slo,
         rounds=settings.rounds,
-        topologies=list(planned.stacks),
-        refused=dict(planned.refused),
+        topologies=[name for name in planned.stacks if name not in planned.refused],
+        refused={name: why.message for name, why in planned.refused.items()},
         runs=[],
     )
     return folder, sweep
+
+
+def _gone_on(before: Sweep, planned: Planned) -> Sweep:
+    """Return an unfinished sweep, with the topologies that it had and those that fit now."""
+    for name, _ in before.left:
+        if name in planned.refused:
+            raise planned.refused[name]
+    refused = {
+        name: why.message for name, why in planned.refused.items() if name not in before.topologies
+    }
+    topologies = [name for name in planned.stacks if name not in refused]
+    changed = {"topologies": topologies, "refused": refused, "verdict": None}
+    return before.model_copy(update=changed)
 
 
 def _new_folder(home: Home) -> Path:

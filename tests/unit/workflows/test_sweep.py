@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from deploy.benchmark.results import Result, Slo, write_result
-from deploy.benchmark.sweep import Sweep, read_sweep, write_sweep
+from deploy.benchmark.sweep import Sweep, read_sweep, rows, write_sweep
 from deploy.benchmark.workloads import TokenRange, WorkloadOptions
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
@@ -20,6 +21,7 @@ from deploy.errors import (
     ConfigError,
     MachineUnfit,
     NotEnoughMemory,
+    PdkitError,
     PortTaken,
     StackUnhealthy,
     StateError,
@@ -93,6 +95,16 @@ class Stacks:
 
 def planned(spec: StackSpec = SPEC) -> Planned:
     return plan_sweep(spec, None, 18000, lambda _: None)
+
+
+def refusing(topology: str, why: PdkitError) -> Callable[[StackSpec], None]:
+    """Return what refuses a topology, or all of them for ""."""
+
+    def require(spec: StackSpec) -> None:
+        if topology in ("", spec.topology):
+            raise why
+
+    return require
 
 
 @pytest.fixture
@@ -251,21 +263,43 @@ class TestPlan:
             "2a": False, "2a+redis": True, "1p1d": True,
         }  # fmt: skip
 
-    def test_topologies_that_cannot_be_planned_are_left_out_with_the_reason(self) -> None:
-        def require(spec: StackSpec) -> None:
-            if spec.topology == "1p1d":
-                raise ConfigError("--tp: 3 does not divide")
+    @pytest.mark.parametrize(
+        "why", [ConfigError("--tp: 3 does not divide"), NotEnoughMemory("9 GiB are available")]
+    )
+    def test_what_cannot_be_started_is_left_out_with_its_reason(
+        self, home: Home, why: PdkitError
+    ) -> None:
+        plan = plan_sweep(SPEC, None, 18000, refusing("1p1d", why))
+        _, sweep = open_sweep(home, plan, SETTINGS, None)
+        assert sweep.refused == {"1p1d": why.message}
+        assert sweep.topologies == ["2a", "2a+redis"]
+        assert rows(sweep)[-1].why_not == why.message
 
-        found = plan_sweep(SPEC, None, 18000, require)
-        assert found.refused == {"1p1d": "--tp: 3 does not divide"}
-        assert list(found.stacks) == ["2a", "2a+redis"]
-
-    def test_a_machine_that_lacks_something_is_the_planners_own_error(self) -> None:
-        def require(_: StackSpec) -> None:
-            raise NotEnoughMemory("9 GiB are available")
-
+    def test_where_nothing_fits_it_is_the_planners_own_error(self) -> None:
         with pytest.raises(NotEnoughMemory, match="9 GiB are available"):
-            plan_sweep(SPEC, None, 18000, require)
+            plan_sweep(SPEC, None, 18000, refusing("", NotEnoughMemory("9 GiB are available")))
+
+    def test_what_did_not_fit_runs_in_a_sweep_that_goes_on_once_it_does(self, home: Home) -> None:
+        little = NotEnoughMemory("9 GiB are available")
+        plan = plan_sweep(SPEC, None, 18000, refusing("1p1d", little))
+        folder, sweep = open_sweep(home, plan, SETTINGS, None)
+        with pytest.raises(KeyboardInterrupt):
+            stopped = Stacks(faults={"up 2a #2": KeyboardInterrupt()})
+            run_sweep(folder, sweep, stopped, plan.stacks, OPTIONS, lambda _: None)
+        again, fitting = open_sweep(home, planned(), SETTINGS, None)
+        assert again == folder
+        assert fitting.runs
+        assert (fitting.topologies, fitting.refused) == (list(RATES), {})
+
+    def test_what_was_measured_and_does_not_fit_now_is_not_dropped(self, home: Home) -> None:
+        stopped = Stacks(faults={"up 1p1d #2": KeyboardInterrupt()})
+        with pytest.raises(KeyboardInterrupt):
+            swept(home, stopped)
+        little = NotEnoughMemory("9 GiB are available")
+        with pytest.raises(NotEnoughMemory):
+            open_sweep(
+                home, plan_sweep(SPEC, None, 18000, refusing("1p1d", little)), SETTINGS, None
+            )
 
     @pytest.mark.parametrize(
         ("spec", "listed", "words"),
