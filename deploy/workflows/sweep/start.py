@@ -6,22 +6,24 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from deploy.benchmark.candidates import Candidate, feasible, named
-from deploy.benchmark.sweep import SWEEP_FILE, Sweep, read_sweep, winning_spec, without_split
+from deploy.benchmark.candidates import Candidate, feasible, named, winning_spec, without_split
+from deploy.benchmark.sweep import BEST_FILE, SWEEP_FILE, Sweep, read_sweep
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError, MachineError, PdkitError, UsageError
 from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.home import Home
 from deploy.runtime.ports import free_base
+from deploy.workflows.bench import BenchOptions
 
 # Not 8000, which the user's own stack may have.
 _FIRST_PORT, _PORTS = 18000, 100
+_USERS_A_UNIT = 4  # without SLO: as many of the largest topology for all
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,11 @@ class Settings:
 
     Attributes:
         slo: as it was typed; None if there is none.
-        load: all options of the load.
     """
 
     rounds: int
     slo: str | None
-    load: Mapping[str, Any]
+    options: BenchOptions
     command: Sequence[str]
 
 
@@ -163,18 +164,27 @@ def open_sweep(
                 f"--out {folder}: it holds a sweep of other settings", hint="name a new folder"
             )
         return folder, _gone_on(before, planned)
+    options = settings.options
     sweep = Sweep(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=list(settings.command),
         key=key,
         unit=planned.unit,
         slo=settings.slo,
+        slo_share=options.slo_share if options.slo else None,
+        concurrency=None if options.slo else options.concurrency or _users(planned),
+        seed=options.seed,
         rounds=settings.rounds,
         topologies=[name for name in planned.stacks if name not in planned.refused],
         refused={name: why.message for name, why in planned.refused.items()},
         runs=[],
     )
     return folder, sweep
+
+
+def _users(planned: Planned) -> int:
+    """Return the users of all topologies; they do not depend on what fits at the moment."""
+    return _USERS_A_UNIT * max(named(name)[0].units for name in planned.stacks)
 
 
 def _gone_on(before: Sweep, planned: Planned) -> Sweep:
@@ -202,7 +212,8 @@ def _key(planned: Planned, settings: Settings) -> str:
         name: spec.model_dump(mode="json", exclude={"port"})
         for name, spec in planned.stacks.items()
     }
-    text = json.dumps([stacks, settings.rounds, dict(settings.load)], sort_keys=True, default=str)
+    load = asdict(settings.options)
+    text = json.dumps([stacks, settings.rounds, load], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -221,4 +232,7 @@ def _goes_on(folder: Path, key: str) -> bool:
         sweep = read_sweep(folder)
     except UsageError:
         return False
-    return sweep.key == key and sweep.verdict is None
+    # The last thing that a sweep writes is the winner's stack file.
+    won = sweep.verdict is not None and sweep.verdict.winner is not None
+    ended = (folder / BEST_FILE).exists() if won else sweep.verdict is not None
+    return sweep.key == key and not ended

@@ -151,7 +151,10 @@ class TestDataset:
         [
             ([7], "1 line of a.jsonl left out: 7"),
             (range(1, 11), "10 lines of a.jsonl left out: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"),
-            (range(1, 14), "13 lines of a.jsonl left out: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more"),
+            (
+                range(1, 14),
+                "13 lines of a.jsonl left out: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more",
+            ),
         ],
     )
     def test_skipped_lines_are_numbered(self, numbers: Sequence[int], words: str) -> None:

@@ -45,7 +45,7 @@ from tests.unit.workflows.conftest import Lab
 
 SPEC = StackSpec(vendor="cpu", gpus=2)
 OPTIONS = BenchOptions(slo=Slo(ttft_s=1.0), pass_s=6.0)
-SETTINGS = Settings(5, "ttft=1s", {"seed": 0}, ["deploy", "bench", "sweep"])
+SETTINGS = Settings(5, "ttft=1s", OPTIONS, ["deploy", "bench", "sweep"])
 RATES = {"2a": 10.0, "2a+redis": 11.0, "1p1d": 20.0}
 
 
@@ -57,12 +57,14 @@ class Stacks:
         up_now: the topology that is up.
         faults: what `up` or `load` of a topology raises.
         loads: topology and options of each load.
+        versions: of a topology, where they are others.
     """
 
     up_now: str = ""
     faults: dict[str, BaseException] = field(default_factory=dict)
     loads: list[tuple[str, BenchOptions]] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
+    versions: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def up(self, spec: StackSpec) -> None:
         assert not self.up_now, "one at a time"
@@ -79,7 +81,8 @@ class Stacks:
         search = {
             "required_share": 0.9, "highest_rate": rate, "low": None, "high": None, "steps": [],
         }  # fmt: skip
-        one = result(rate_search=search if options.slo else None)
+        versions = {**result().versions.model_dump(), **self.versions.get(self.up_now, {})}
+        one = result(rate_search=search if options.slo else None, versions=versions)
         write_result(folder, one)
         return one
 
@@ -114,7 +117,8 @@ def home(tmp_path: Path) -> Home:
 
 def swept(home: Home, stacks: Stacks, options: BenchOptions = OPTIONS) -> tuple[Path, Sweep]:
     plan = planned()
-    folder, sweep = open_sweep(home, plan, SETTINGS, None)
+    slo = SETTINGS.slo if options.slo else None
+    folder, sweep = open_sweep(home, plan, replace(SETTINGS, slo=slo, options=options), None)
     return folder, run_sweep(folder, sweep, stacks, plan.stacks, options, lambda _: None)
 
 
@@ -147,8 +151,27 @@ class TestRuns:
         stacks = Stacks()
         _, sweep = swept(home, stacks, BenchOptions())
         assert {options.concurrency for _, options in stacks.loads} == {8}
+        assert sweep.concurrency == 8
         assert not any(options.find_rate for _, options in stacks.loads)
         assert {run.rate for run in sweep.runs} == {2.0}
+
+    def test_users_are_as_many_as_are_asked_for(self, home: Home) -> None:
+        stacks = Stacks()
+        _, sweep = swept(home, stacks, BenchOptions(concurrency=3))
+        assert {options.concurrency for _, options in stacks.loads} == {sweep.concurrency} == {3}
+
+    def test_users_do_not_depend_on_what_fits(self, home: Home) -> None:
+        little = NotEnoughMemory("9 GiB are available")
+        plan = plan_sweep(StackSpec(vendor="cpu"), "2a,1p2d", 18000, refusing("1p2d", little))
+        settings = replace(SETTINGS, slo=None, options=BenchOptions())
+        assert open_sweep(home, plan, settings, None)[1].concurrency == 12
+
+    def test_it_says_what_ran_where(self, home: Home) -> None:
+        _, sweep = swept(home, Stacks(versions={"2a": {"lmcache": None, "redis": None}}))
+        one = result()
+        assert (sweep.model, sweep.workload) == (one.model, one.workload)
+        assert (sweep.machine, sweep.versions) == (one.machine, one.versions)
+        assert (sweep.seed, sweep.slo_share, sweep.concurrency) == (0, 0.9, None)
 
     def test_rounds_follow_the_noise_and_a_killed_sweep_keeps_their_number(
         self, home: Home
@@ -200,9 +223,10 @@ class TestRuns:
         assert (folder / "round-1-1p1d" / "result.json").is_file()
 
     def test_a_finished_sweep_is_not_gone_on_with(self, home: Home) -> None:
-        swept(home, Stacks())
-        _, sweep = open_sweep(home, planned(), SETTINGS, None)
-        assert sweep.runs == []
+        folder, done = swept(home, Stacks())
+        assert len(open_sweep(home, planned(), SETTINGS, None)[1].runs) == 15, "no best.yaml yet"
+        write_best(folder, done, {})
+        assert open_sweep(home, planned(), SETTINGS, None)[1].runs == []
 
 
 class TestFolder:
@@ -232,7 +256,7 @@ class TestFolder:
         stopped = Stacks(faults={"up 2a": KeyboardInterrupt()})
         with pytest.raises(KeyboardInterrupt):
             run_sweep(folder, sweep, stopped, plan.stacks, OPTIONS, lambda _: None)
-        other = Settings(5, "ttft=2s", {"seed": 1}, SETTINGS.command)
+        other = replace(SETTINGS, options=replace(OPTIONS, seed=1))
         with pytest.raises(UsageError, match=r"--out .*: it holds a sweep of other settings"):
             open_sweep(home, plan, other, out)
         assert open_sweep(home, plan, SETTINGS, out)[0] == out
@@ -385,6 +409,14 @@ class TestLive:
             stacks.down()
             assert lab.pids() == []
         assert not list(lab.home.bench.iterdir())
+
+    def test_a_workload_that_does_not_fit_fails_this_topology(self, lab: Lab) -> None:
+        stacks, spec = self.stacks(lab), lab.spec(name="pdkit-sweep", topology="1a")
+        workload = WorkloadOptions(input_tokens=TokenRange(100_000, 100_000))
+        with stacks.claimed():
+            stacks.up(spec)
+            with pytest.raises(CheckFailed, match="do not fit the model's context"):
+                stacks.load(BenchOptions(workload=workload), lab.folder / "run")
 
     def test_a_killed_sweeps_stack_is_taken_down_and_no_other(self, lab: Lab) -> None:
         lab.up(lab.spec(topology="1p1d"))
