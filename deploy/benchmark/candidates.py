@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deploy.config.spec import TOPOLOGY_FORM
 from deploy.errors import UsageError
@@ -71,3 +73,21 @@ def named(text: str, tp: int = 1) -> tuple[Candidate, ...]:
             )
         found.append(one)
     return tuple(found)
+
+
+def winning_spec(asked: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
+    """Return what a stack file needs for a candidate, from what was asked for."""
+    split: dict[str, Any] = {"topology": str(candidate.topology)}
+    if candidate.tp > 1:
+        split["tp"] = candidate.tp
+    return {**without_split(asked, plain=candidate.plain), **split}
+
+
+_SPLIT = ("gpus", "topology", "producers", "consumers", "tp", "producer_tp", "consumer_tp")
+_SHARED_KV = ("connector", "layerwise", "save_decode_cache", "redis")
+
+
+def without_split(asked: Mapping[str, Any], *, plain: bool) -> dict[str, Any]:
+    """Return the settings of a stack but its split; for plain engines, none on sharing KV."""
+    dropped: Sequence[str] = (*_SPLIT, *(_SHARED_KV if plain else ()))
+    return {field: value for field, value in asked.items() if field not in dropped}

@@ -16,6 +16,10 @@ _ALIKE = ("model", "workload", "machine", "versions", "slo", "seed")
 _MAY_DIFFER = {"machine.load_1m"}
 # Plain aggregated engines have neither, so that these can be alike only between stacks with Redis.
 _OF_REDIS = {"versions.lmcache", "versions.redis"}
+NOT_INTERLEAVED = (
+    "The runs were not interleaved: the intervals cover the noise within each run, not what "
+    "changed on the machine between them"
+)
 
 _SHOWN = 3  # loads that an error names
 
@@ -101,12 +105,8 @@ def compare(first: Result, second: Result, *, anyway: bool = False) -> Compariso
         UsageError: the runs are unlike and `anyway` is not set, or have no load in common.
     """
     unlike = differences(first, second)
-    if unlike and not anyway:
-        raise UsageError(
-            f"the runs differ in: {', '.join(one.field for one in unlike)}",
-            details=tuple(f"{one.field}: {one.first} and {one.second}" for one in unlike),
-            hint="compare runs of the same kind, or add --anyway",
-        )
+    if not anyway:
+        require_alike(unlike)
     ours, theirs = by_load(first.repeats), by_load(second.repeats)
     points = {load: _rows(ours[load], theirs[load]) for load in ours if load in theirs}
     if not points:
@@ -117,6 +117,20 @@ def compare(first: Result, second: Result, *, anyway: bool = False) -> Compariso
     return Comparison(points, unlike, list(_notes({"A": first, "B": second})))
 
 
+def require_alike(unlike: Sequence[Difference]) -> None:
+    """Refuse to compare what was measured under different conditions.
+
+    Raises:
+        UsageError: naming the differences.
+    """
+    if unlike:
+        raise UsageError(
+            f"the runs differ in: {', '.join(one.field for one in unlike)}",
+            details=tuple(f"{one.field}: {one.first} and {one.second}" for one in unlike),
+            hint="compare runs of the same kind, or add --anyway",
+        )
+
+
 def _few(loads: Mapping[str, object]) -> str:
     shown = list(loads)[:_SHOWN]
     more = f" and {len(loads) - _SHOWN} more" if len(loads) > _SHOWN else ""
@@ -125,12 +139,19 @@ def _few(loads: Mapping[str, object]) -> str:
 
 def differences(first: Result, second: Result) -> list[Difference]:
     """Return the fields that must be alike and are not."""
-    both = first.stack.redis and second.stack.redis
-    left_out = _MAY_DIFFER if both else _MAY_DIFFER | _OF_REDIS
+    conditions = ({name: getattr(one, name) for name in _ALIKE} for one in (first, second))
+    return unlike_conditions(*conditions, both_redis=first.stack.redis and second.stack.redis)
+
+
+def unlike_conditions(
+    first: Mapping[str, Any], second: Mapping[str, Any], *, both_redis: bool
+) -> list[Difference]:
+    """Return the conditions that differ, field by field."""
+    left_out = _MAY_DIFFER if both_redis else _MAY_DIFFER | _OF_REDIS
     return [
         found
-        for name in _ALIKE
-        for found in _unlike(name, _plain(getattr(first, name)), _plain(getattr(second, name)))
+        for name, value in first.items()
+        for found in _unlike(name, _plain(value), _plain(second[name]))
         if found.field not in left_out
     ]
 
@@ -206,6 +227,8 @@ def _unlike(name: str, first: Any, second: Any) -> Iterator[Difference]:
     if isinstance(first, dict) and isinstance(second, dict):
         for key in sorted({*first, *second}):
             yield from _unlike(f"{name}.{key}", first.get(key), second.get(key))
+    elif name == "machine.gpus" and first and second and set(first) == set(second):
+        return  # the stacks use more of them, or fewer
     elif first != second:
         yield Difference(name, first, second)
 
@@ -223,7 +246,4 @@ def _notes(runs: Mapping[str, Result]) -> Iterator[str]:
             f"{side} {run.stack.gpus or run.stack.engines}" for side, run in runs.items()
         )
         yield f"The stacks have different numbers of GPUs or engines: {each}"
-    yield (
-        "The runs were not interleaved: the intervals cover the noise within each run, not what "
-        "changed on the machine between them"
-    )
+    yield NOT_INTERLEAVED

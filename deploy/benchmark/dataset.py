@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ from deploy.benchmark.workloads import BLOCK_TOKENS, Line, Prompt, WorkloadOptio
 from deploy.errors import UsageError
 
 _SHOWN = 3  # broken lines that an error quotes
+_NUMBERED = 10  # skipped lines that a warning names
 _LATEST_MS = 1e12  # some 30 years; JSON has Infinity and numbers that no float holds
 _FORMAT = "docs/reference/bench.md shows the format"
 
 
-def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], int]:
-    """Return the usable lines of the workload's file, and how many were skipped.
+def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], list[int]]:
+    """Return the usable lines of the workload's file, and the numbers of those skipped.
 
     Args:
         context: tokens that the model takes, prompt and answer together.
@@ -32,30 +33,39 @@ def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], int]
             hint=f"deploy bench --workload {options.name} --file FILE.jsonl; of a sweep, --dataset",
         )
     lines: list[Line] = []
-    broken: list[str] = []
-    for number, text in enumerate(_text(file).splitlines(), 1):
+    broken: dict[int, str] = {}
+    # Not splitlines(), which also ends a line at characters that a JSON string may have.
+    for number, text in enumerate(_text(file).split("\n"), 1):
         if text.strip():
             try:
                 lines.append(_line(text, options, context))
             except ValueError as exc:
-                broken.append(f"line {number}: {exc}")
+                broken[number] = f"line {number}: {exc}"
     total = len(lines) + len(broken)
     if broken and not (options.skip_broken and lines):
         more = f"; and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
         raise UsageError(
             f"{file}: {len(broken)} of {total} lines cannot be used: "
-            + "; ".join(broken[:_SHOWN])
+            + "; ".join(list(broken.values())[:_SHOWN])
             + more,
             hint="fix them, or add --skip-broken to leave them out" if lines else _FORMAT,
         )
     if not lines:
         raise UsageError(f"{file}: no lines", hint=_FORMAT)
-    return sorted(lines, key=lambda line: line.start_s), len(broken)
+    return sorted(lines, key=lambda line: line.start_s), list(broken)
+
+
+def left_out(file: Path | None, numbers: Sequence[int]) -> str:
+    """Return which lines of a file were skipped, in words."""
+    shown = ", ".join(map(str, numbers[:_NUMBERED]))
+    more = f" and {len(numbers) - _NUMBERED} more" if len(numbers) > _NUMBERED else ""
+    lines = "1 line" if len(numbers) == 1 else f"{len(numbers)} lines"
+    return f"{lines} of {file} left out: {shown}{more}"
 
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise UsageError(f"{file}: {why}", hint="name a JSONL file") from exc

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
 from deploy.benchmark.candidates import Candidate, named
-from deploy.benchmark.facts import StrictModel
-from deploy.benchmark.results import write_document
+from deploy.benchmark.facts import Machine, ModelFacts, StrictModel, Versions
+from deploy.benchmark.results import Workload, write_document
 from deploy.benchmark.slo import RESOLUTION
 from deploy.benchmark.statistics import LEAST_REPEATS, Ratio, median_of, paired_ratio
 from deploy.errors import UsageError
 
 FORMAT: Literal[1] = 1
-SWEEP_FILE = "sweep.json"
+SWEEP_FILE, BEST_FILE = "sweep.json", "best.yaml"
 DO_NOT = "Do not disaggregate this workload here"
 
 
@@ -72,11 +72,24 @@ class Sweep(StrictModel):
     )
     unit: str = Field(description="what rates are divided by: GPU or engine")
     slo: str | None
+    slo_share: float | None = Field(
+        None, description="of requests that must keep the SLO; null without one"
+    )
+    concurrency: int | None = Field(
+        None, description="requests in flight in the closed loop; null with an SLO"
+    )
+    seed: int | None = Field(None, description="of lengths and arrivals; the same for all runs")
     rounds: int
     topologies: list[str]
-    refused: dict[str, str] = Field(description="topology → why it cannot be planned here")
+    refused: dict[str, str] = Field(description="topology → why it cannot be started here")
     runs: list[SweepRun]
     verdict: SweepVerdict | None = None
+    model: ModelFacts | None = Field(None, description="null until a run is done")
+    workload: Workload | None = Field(None, description="null until a run is done")
+    machine: Machine | None = Field(None, description="at the first run; null until one is done")
+    versions: Versions | None = Field(
+        None, description="those of LMCache and Redis where a topology has them"
+    )
 
     def of(self, topology: str) -> list[SweepRun]:
         """Return the runs of a topology, in the order in which they ended."""
@@ -170,11 +183,11 @@ def judge(sweep: Sweep) -> SweepVerdict:
         )
     ratio = _ratio(rates[split], rates[whole])
     said = _said(ratio, split, whole, sweep)
-    if _shows(ratio) < 0:
+    if shown(ratio) < 0:
         said = f"{DO_NOT}: {said}"
     return SweepVerdict(
         sentence=" ".join((f"{said}.", *_about_redis(rates, sweep))),
-        winner=split if _shows(ratio) > 0 else whole,
+        winner=split if shown(ratio) > 0 else whole,
         disaggregated=split,
         baseline=whole,
         ratio=RatioInterval(value=ratio.value, low=ratio.low, high=ratio.high),
@@ -212,7 +225,7 @@ def _ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Ratio:
     return paired_ratio([first[number] for number in both], [second[number] for number in both])
 
 
-def _shows(ratio: Ratio) -> int:
+def shown(ratio: Ratio) -> int:
     """Return 1 if the first is shown to be better, -1 if the second is, else 0.
 
     The search of a run stops at rates that differ by less than its resolution: smaller margins may
@@ -233,11 +246,11 @@ def _said(ratio: Ratio, first: str, second: str, sweep: Sweep) -> str:
             f"Too few rounds to tell {first} from {second}: both ran {ratio.repeats} times, and "
             f"an interval needs {LEAST_REPEATS}"
         )
-    if _shows(ratio) < 0:
+    if shown(ratio) < 0:
         times = f"{1 / ratio.value:.2f} times ({1 / ratio.high:.2f} to {1 / ratio.low:.2f})"
         return f"{second} holds {times} {what} {first}{under}"
     times = f"{ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
-    if _shows(ratio) > 0:
+    if shown(ratio) > 0:
         return f"{first} holds {times} {what} {second}{under}"
     return (
         f"No significant difference between {first} and {second} in {ratio.repeats} rounds: "
@@ -250,13 +263,18 @@ def write_sweep(folder: Path, sweep: Sweep) -> Path:
     return write_document(folder / SWEEP_FILE, sweep)
 
 
+def sweep_file(folder: Path) -> Path:
+    """Return where the sweep of a folder is; a `sweep.json` itself may be named, too."""
+    return folder if folder.name == SWEEP_FILE else folder / SWEEP_FILE
+
+
 def read_sweep(folder: Path) -> Sweep:
     """Return the sweep of a folder.
 
     Raises:
         UsageError: there is none, or this version cannot read it.
     """
-    file = folder / SWEEP_FILE
+    file = sweep_file(folder)
     try:
         return Sweep.model_validate(json.loads(file.read_text(encoding="utf-8")))
     except OSError as exc:
@@ -268,27 +286,3 @@ def read_sweep(folder: Path) -> Sweep:
             f"{file} is not a sweep that this version of pdkit can read",
             hint="deploy bench sweep --out DIR with a new folder",
         ) from exc
-
-
-def estimated_s(done: Iterable[float], left: int, guess_s: float) -> float:
-    """Return the seconds that runs will take, by those that are done."""
-    known = list(done)
-    return left * (median(known) if known else guess_s)
-
-
-def winning_spec(asked: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
-    """Return what a stack file needs for a candidate, from what was asked for."""
-    split: dict[str, Any] = {"topology": str(candidate.topology)}
-    if candidate.tp > 1:
-        split["tp"] = candidate.tp
-    return {**without_split(asked, plain=candidate.plain), **split}
-
-
-_SPLIT = ("gpus", "topology", "producers", "consumers", "tp", "producer_tp", "consumer_tp")
-_SHARED_KV = ("connector", "layerwise", "save_decode_cache", "redis")
-
-
-def without_split(asked: Mapping[str, Any], *, plain: bool) -> dict[str, Any]:
-    """Return the settings of a stack but its split; for plain engines, none on sharing KV."""
-    dropped: Sequence[str] = (*_SPLIT, *(_SHARED_KV if plain else ()))
-    return {field: value for field, value in asked.items() if field not in dropped}

@@ -62,6 +62,7 @@ CALLBACKS = {
 # Types with one name that are one thing, and the parts that have them: documents of `--json` are
 # named after what they show, and the connector cannot import the error of the kit.
 ONE_THING = {
+    "ComparedTopology": ["benchmark", "output"],
     "Comparison": ["benchmark", "output"],
     "EngineCounts": ["metrics", "output"],
     "EngineFrame": ["metrics", "output"],

@@ -130,8 +130,8 @@ def bench(  # noqa: PLR0913 - one parameter an option
     )  # fmt: skip
     options = BenchOptions(
         sent, rate, concurrency, requests, repeats or 3, warmup, seed,
-        parse_slo(slo) if slo else None, slo_share=slo_share, find_rate=find_rate, steps=steps,
-        timeout_s=timeout, within=within / 100 if within else None,
+        None if slo is None else parse_slo(slo), slo_share=slo_share, find_rate=find_rate,
+        steps=steps, timeout_s=timeout, within=within / 100 if within else None,
     )  # fmt: skip
     return _answer(Home.from_environ(), stack_name(name), options, out)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from deploy.cli.commands.bench import bench_app
 from deploy.cli.options import Json
 from deploy.cli.result import CommandResult
+from deploy.errors import UsageError
 
 
 @bench_app.command()
@@ -25,18 +26,41 @@ def compare(
     ] = False,
     json: Json = False,
 ) -> CommandResult:
-    """Compare two results.
+    """Compare two results, or two sweeps.
 
-    Shows ratios with 95 % intervals, and whether the results differ at all.
+    Shows ratios with 95 % intervals, and whether they differ at all.
     """
+    from deploy.benchmark.sweep import sweep_file
+
+    kinds = [sweep_file(one).exists() for one in (first, second)]
+    if kinds[0] != kinds[1]:
+        raise UsageError(
+            f"{(first, second)[kinds[1]]} is a sweep, and the other one is not",
+            hint="compare two sweeps, or a run of the sweep, which has a folder of its own",
+        )
+    found, text = (_sweeps if all(kinds) else _runs)(first, second, anyway=anyway)
+    data = {"first": str(first), "second": str(second), **found}
+    return CommandResult("bench compare", data, text)
+
+
+def _runs(first: Path, second: Path, *, anyway: bool) -> tuple[dict[str, Any], str]:
     from deploy.benchmark.compare import compare as compare_results
     from deploy.benchmark.results import read_result
     from deploy.output.compare_view import compare_view
 
     results = read_result(first), read_result(second)
     found = compare_results(*results, anyway=anyway)
-    data = {"first": str(first), "second": str(second), **found.as_dict()}
-    return CommandResult("bench compare", data, compare_view(found, *results))
+    return found.as_dict(), compare_view(found, *results)
+
+
+def _sweeps(first: Path, second: Path, *, anyway: bool) -> tuple[dict[str, Any], str]:
+    from deploy.benchmark.compare_sweeps import compare_sweeps
+    from deploy.benchmark.sweep import read_sweep
+    from deploy.output.compare_view import sweeps_view
+
+    sweeps = read_sweep(first), read_sweep(second)
+    found = compare_sweeps(*sweeps, anyway=anyway)
+    return found.as_dict(), sweeps_view(found, *sweeps)
 
 
 @bench_app.command()

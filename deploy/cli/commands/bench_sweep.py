@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +60,17 @@ _SloText = Annotated[
 ]
 _Rate = Annotated[
     float | None,
-    typer.Option(help="First rate of the first search, per second (default: the warm-up's)."),
+    typer.Option(
+        help="With --slo: first rate of the first search, per second (default: the warm-up's)."
+    ),
+]
+_Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Without --slo: requests in flight in a closed loop, for each topology (default: four "
+        "per GPU or engine of the largest).",
+    ),
 ]
 _Pass = Annotated[
     float, typer.Option("--pass", min=1.0, help="Approximate seconds of load at each rate.")
@@ -99,6 +109,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     slo: _SloText = None,
     slo_share: SloShare = 0.9,
     rate: _Rate = None,
+    concurrency: _Concurrency = None,
     pass_s: _Pass = 6.0,
     steps: _Steps = 10,
     seed: Seed = 0,
@@ -117,6 +128,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     from deploy.workflows.bench import BenchOptions
 
     require_positive("deploy bench sweep", "--rate", rate)
+    _refuse_contradictions(rate, concurrency, slo)
     chosen_by_noise("deploy bench sweep", "--rounds", within, rounds)
     sent = workload_options(
         workload, input_tokens, output_tokens,
@@ -126,12 +138,27 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     if sent.name in FILE_WORKLOADS:
         read_lines(sent, sys.maxsize)  # refuses a broken file before anything starts
     options = BenchOptions(
-        sent, rate, seed=seed, slo=parse_slo(slo) if slo else None, slo_share=slo_share,
-        steps=steps, pass_s=pass_s, within=within / 100 if within else None,
+        sent, rate, concurrency, seed=seed, slo=None if slo is None else parse_slo(slo),
+        slo_share=slo_share, steps=steps, pass_s=pass_s, within=within / 100 if within else None,
     )  # fmt: skip
     spec = load_source(_with_engines(flags, engines), file).spec
     asked = _Asked(spec, topologies, rounds or LEAST_REPEATS, slo, options, out)
     return _dry_run(asked) if dry_run else _swept(asked)
+
+
+def _refuse_contradictions(rate: float | None, concurrency: int | None, slo: str | None) -> None:
+    """Refuse a closed loop with an SLO, which is held at a rate, and a rate without one."""
+    if slo is None and rate is not None:
+        raise UsageError(
+            "--rate is where the search for the highest rate begins, which needs an SLO",
+            hint="add --slo ttft=1s,itl=50ms, or leave out --rate",
+        )
+    if slo is not None and concurrency is not None:
+        raise UsageError(
+            "--slo and --concurrency cannot be used together: the highest rate that holds an SLO "
+            "is searched in an open loop",
+            hint="leave out one of them",
+        )
 
 
 @dataclass(frozen=True)
@@ -154,7 +181,7 @@ class _Asked:
         from deploy.workflows.sweep import Settings, open_sweep, plan_sweep, sweep_port
 
         planned = plan_sweep(self.spec, self.topologies, sweep_port(self.spec), stacks.require)
-        settings = Settings(self.rounds, self.slo, asdict(self.options), self.command)
+        settings = Settings(self.rounds, self.slo, self.options, self.command)
         return planned, *open_sweep(home, planned, settings, self.out)
 
 
@@ -202,6 +229,8 @@ def _swept(asked: _Asked) -> CommandResult:
     )  # fmt: skip
     with bench_lock(home.bench_lock_file), stacks.claimed():
         planned, folder, sweep = asked.opened(home, stacks)
+        for name, why in sweep.refused.items():
+            report(f"left out: {name}: {why}")
         try:
             done = run_sweep(folder, sweep, stacks, planned.stacks, asked.options, report)
         except KeyboardInterrupt:
@@ -209,7 +238,7 @@ def _swept(asked: _Asked) -> CommandResult:
                 f"interrupted; finished runs are in {folder}",
                 hint="run the same command to continue",
             ) from None
-    best, page = write_best(folder, done, planned.asked), written_report(folder)
+    page, best = written_report(folder), write_best(folder, done, planned.asked)
     data = {
         "folder": str(folder),
         "report": page,

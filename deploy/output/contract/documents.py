@@ -165,6 +165,34 @@ class Comparison(TypedDict):
     notes: list[str]
 
 
+class ComparedTopology(TypedDict):
+    """A topology's rate in two sweeps, in requests per second.
+
+    Attributes:
+        ratio: second / first.
+    """
+
+    topology: str
+    first: Estimate
+    second: Estimate
+    ratio: Ratio
+    verdict: str
+
+
+class ComparedSweeps(TypedDict):
+    """Two sweeps side by side.
+
+    Attributes:
+        topologies: those that both have a rate of.
+    """
+
+    first: str
+    second: str
+    topologies: list[ComparedTopology]
+    unlike: list[UnlikeField]
+    notes: list[str]
+
+
 class BenchReport(TypedDict):
     """A report of results.
 
@@ -268,7 +296,7 @@ COMMANDS: dict[str, Any] = {
     "images pull": Pulled,
     "bench": Bench,
     "bench sweep": SweepDone | SweepPlan,
-    "bench compare": Comparison,
+    "bench compare": Comparison | ComparedSweeps,
     "bench report": BenchReport,
 }
 STATE: Any = StateFile

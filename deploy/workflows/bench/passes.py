@@ -110,7 +110,7 @@ class BenchSession:
             self.vllm = api.version()
             tokens = sorted(set(api.tokenize(plan.model.served_name, _LETTERS)))
         lines: list[Line] = []
-        self.skipped_lines = 0
+        self.skipped_lines: list[int] = []
         if options.workload.name in FILE_WORKLOADS:
             lines, self.skipped_lines = read_lines(options.workload, self.context)
         _require_room(options.workload, self.context)

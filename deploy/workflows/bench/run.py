@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
+from deploy.benchmark.dataset import left_out
 from deploy.benchmark.results import Repeat, Result, Slo, append_requests, write_result
 from deploy.benchmark.slo import RateFinder
 from deploy.benchmark.statistics import LEAST_REPEATS, MOST_REPEATS, noise, repeats_for
@@ -74,14 +75,14 @@ def bench_stack(
             versions=versions(running, bench.vllm),
             model=model_facts(running, bench.context),
             stack=stack_facts(running),
-            workload=options.workload.described(skipped_lines=bench.skipped_lines),
+            workload=options.workload.described(skipped_lines=len(bench.skipped_lines)),
             slo=options.slo,
             repeats=[],
             up_extra_s=up_extra_s(running),
             interrupted=True,
         )
         if bench.skipped_lines:
-            report(f"warning: {bench.skipped_lines} lines of {options.workload.file} left out")
+            report(f"warning: {left_out(options.workload.file, bench.skipped_lines)}")
         finder = _finder(options)
         for one in _found(bench, finder) if finder else _repeated(bench):
             result = result.model_copy(update={"repeats": [*result.repeats, one.repeat]})

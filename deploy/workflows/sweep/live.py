@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.benchmark.results import Result
 from deploy.config.spec import StackSpec
-from deploy.errors import CheckFailed, PortTaken, StateError
+from deploy.errors import CheckFailed, PortTaken, StateError, UsageError
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.workflows.bench import BenchOptions, bench_stack
@@ -125,18 +125,21 @@ class LiveStacks:
         """Load the stack that is up.
 
         Raises:
-            UsageError: the workload does not fit it.
+            CheckFailed: the workload does not fit it; it may fit another topology, or another TP.
             StackUnhealthy: it stopped answering.
         """
         folder.mkdir(parents=True)
-        return bench_stack(
-            self._home,
-            self._name,
-            options,
-            folder=folder,
-            command=self._command,
-            report=self._report,
-        )
+        try:
+            return bench_stack(
+                self._home,
+                self._name,
+                options,
+                folder=folder,
+                command=self._command,
+                report=self._report,
+            )
+        except UsageError as exc:
+            raise CheckFailed(exc.message, hint=exc.hint) from exc
 
     def down(self) -> None:
         """Stop the stack, if one is up."""

@@ -14,24 +14,22 @@ from typing import Any, Protocol
 
 import yaml
 
-from deploy.benchmark.candidates import Candidate, named
+from deploy.benchmark.candidates import Candidate, named, winning_spec
 from deploy.benchmark.results import Result
 from deploy.benchmark.rounds import rounds_for
 from deploy.benchmark.starting_rate import starting_rate
 from deploy.benchmark.statistics import LEAST_REPEATS
-from deploy.benchmark.sweep import Sweep, SweepRun, estimated_s, judge, winning_spec, write_sweep
+from deploy.benchmark.sweep import BEST_FILE, Sweep, SweepRun, judge, write_sweep
 from deploy.config.spec import StackSpec
 from deploy.errors import CheckFailed, MachineUnfit, StackUnhealthy
 from deploy.workflows.bench import BenchOptions
 from deploy.workflows.prepare import Report
 
-BEST_FILE = "best.yaml"
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR,
 )  # fmt: skip
 # A start, a check and a stop; and at least what the search's rates take.
 _START_S, _GPU_START_S = 30.0, 180.0
-_USERS_A_UNIT = 4  # without SLO: as many of the largest topology for all
 _STEPS = 4  # that a search takes, once it knows where to begin
 
 
@@ -73,9 +71,9 @@ def run_sweep(
         while sweep.left:
             name, number = sweep.left[0]
             report(_progress(sweep, name, number, options))
-            run = _one_run(folder, sweep, (name, number), stacks, specs[name], options)
+            run, result = _one_run(folder, sweep, (name, number), stacks, specs[name], options)
             report(f"{name}: {_said(run)}")
-            sweep = sweep.model_copy(update={"runs": [*sweep.runs, run]})
+            sweep = _with_run(sweep, run, result)
             if options.within and not sweep.left and sweep.rounds == LEAST_REPEATS:
                 sweep = sweep.model_copy(update={"rounds": rounds_for(sweep, options.within)})
             write_sweep(folder, sweep)
@@ -105,27 +103,45 @@ def _one_run(
     stacks: Stacks,
     spec: StackSpec,
     options: BenchOptions,
-) -> SweepRun:
+) -> tuple[SweepRun, Result | None]:
     name, number = which
     began = time.monotonic()
     place = folder / f"round-{number + 1}-{name.replace(':', '-')}"
     shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
-    error, rate = None, None
+    error, result = None, None
     try:
         stacks.up(spec)
-        rate = _rate_of(stacks.load(_load_of(sweep, which, options), place))
+        result = stacks.load(_load_of(sweep, which, options), place)
     except (StackUnhealthy, CheckFailed) as exc:
         error = exc.message
     finally:
         stacks.down()
-    return SweepRun(
+    run = SweepRun(
         topology=name,
         round=number,
         folder=place.name if place.exists() else None,
         seconds=round(time.monotonic() - began, 1),
-        rate=rate,
+        rate=_rate_of(result) if result else None,
         error=error,
     )
+    return run, result
+
+
+def _with_run(sweep: Sweep, run: SweepRun, result: Result | None) -> Sweep:
+    """Return the sweep with one more run, and with what the first results say of their conditions.
+
+    Plain engines have no LMCache and no Redis: a later result has their versions.
+    """
+    changes: dict[str, object] = {"runs": [*sweep.runs, run]}
+    if result is not None:
+        known = sweep.versions.model_dump(exclude_none=True) if sweep.versions else {}
+        changes |= {
+            "model": sweep.model or result.model,
+            "workload": sweep.workload or result.workload,
+            "machine": sweep.machine or result.machine,
+            "versions": result.versions.model_copy(update=known),
+        }
+    return sweep.model_copy(update=changes)
 
 
 def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> BenchOptions:
@@ -137,8 +153,7 @@ def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> Ben
     if which[1]:
         options = replace(options, one_user_requests=0, router_requests=0)
     if options.slo is None:
-        most = max(_candidate(one).units for one in sweep.topologies)
-        return replace(options, concurrency=options.concurrency or _USERS_A_UNIT * most)
+        return replace(options, concurrency=sweep.concurrency)
     start = starting_rate(sweep, *which, options.seed) or options.rate
     return replace(options, find_rate=True, rate=start)
 
@@ -171,9 +186,8 @@ def left_seconds(sweep: Sweep, pass_s: float) -> float:
     """Return the seconds that the remaining runs will take, estimated from the finished ones."""
     start_s = _GPU_START_S if sweep.unit == "GPU" else _START_S
     guess_s = start_s + _STEPS * pass_s
-    return estimated_s(
-        (run.seconds for run in sweep.runs if not run.error), len(sweep.left), guess_s
-    )
+    known = [run.seconds for run in sweep.runs if not run.error]
+    return len(sweep.left) * (median(known) if known else guess_s)
 
 
 def write_best(folder: Path, sweep: Sweep, asked: Mapping[str, Any]) -> Path | None:

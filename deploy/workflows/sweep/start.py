@@ -6,22 +6,24 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from deploy.benchmark.candidates import Candidate, feasible, named
-from deploy.benchmark.sweep import SWEEP_FILE, Sweep, read_sweep, winning_spec, without_split
+from deploy.benchmark.candidates import Candidate, feasible, named, winning_spec, without_split
+from deploy.benchmark.sweep import BEST_FILE, SWEEP_FILE, Sweep, read_sweep
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.errors import ConfigError, UsageError
+from deploy.errors import ConfigError, MachineError, PdkitError, UsageError
 from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.home import Home
 from deploy.runtime.ports import free_base
+from deploy.workflows.bench import BenchOptions
 
 # Not 8000, which the user's own stack may have.
 _FIRST_PORT, _PORTS = 18000, 100
+_USERS_A_UNIT = 4  # without SLO: as many of the largest topology for all
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,13 @@ class Planned:
     Attributes:
         asked: the settings that were given, without a topology.
         stacks: by the candidate's name, in the order of the first round.
-        refused: candidates that cannot be planned, and why.
+        refused: those that cannot be started here now, and why.
     """
 
     asked: Mapping[str, Any]
     unit: str
     stacks: Mapping[str, StackSpec]
-    refused: Mapping[str, str]
+    refused: Mapping[str, PdkitError]
 
 
 def plan_sweep(
@@ -52,8 +54,8 @@ def plan_sweep(
         require: refuses a stack that cannot be started here.
 
     Raises:
-        UsageError: there is nothing to compare.
-        MachineError: the machine lacks what a stack needs.
+        UsageError: there is nothing to compare, or no stack can be planned.
+        MachineError: no stack can be started here.
     """
     vendor = vendor_named(
         detected_vendor(detect_inventory()) if spec.vendor == "auto" else spec.vendor
@@ -61,9 +63,9 @@ def plan_sweep(
     candidates = _candidates(spec, listed, has_gpus=vendor.has_gpus)
     asked = spec.model_dump(mode="json", exclude_unset=True)
     stacks: dict[str, StackSpec] = {}
-    refused: dict[str, str] = {}
+    refused: dict[str, PdkitError] = {}
     for candidate in candidates:
-        made = StackSpec.model_validate(
+        made = stacks[candidate.name] = StackSpec.model_validate(
             {
                 **winning_spec(asked, candidate),
                 "name": stack_name(spec),
@@ -73,16 +75,19 @@ def plan_sweep(
         )
         try:
             require(made)
-        except ConfigError as exc:
-            refused[candidate.name] = exc.message
-        else:
-            stacks[candidate.name] = made
-    if not stacks:
-        raise ConfigError(
-            f"no topology can be planned here: {next(iter(refused.values()))}",
-            hint="deploy plan with the same options",
-        )
+        except (ConfigError, MachineError) as exc:
+            refused[candidate.name] = exc
+    if len(refused) == len(stacks):
+        raise _none_fits(list(refused.values()))
     return Planned(without_split(asked, plain=False), vendor.slot, stacks, refused)
+
+
+def _none_fits(refused: Sequence[PdkitError]) -> PdkitError:
+    lacking = next((one for one in refused if isinstance(one, MachineError)), None)
+    return lacking or ConfigError(
+        f"no topology can be planned here: {refused[0].message}",
+        hint="deploy plan with the same options",
+    )
 
 
 def _candidates(spec: StackSpec, listed: str | None, *, has_gpus: bool) -> Sequence[Candidate]:
@@ -131,12 +136,11 @@ class Settings:
 
     Attributes:
         slo: as it was typed; None if there is none.
-        load: all options of the load.
     """
 
     rounds: int
     slo: str | None
-    load: Mapping[str, Any]
+    options: BenchOptions
     command: Sequence[str]
 
 
@@ -145,8 +149,11 @@ def open_sweep(
 ) -> tuple[Path, Sweep]:
     """Return the folder of an unfinished sweep of the same settings, else a new one.
 
+    A topology that was left out before and fits now runs, too.
+
     Raises:
         UsageError: `out` holds another sweep, or cannot be written.
+        MachineError: a topology whose runs are not done does not fit any more.
     """
     key = _key(planned, settings)
     folder = (out or _unfinished(home, key) or _new_folder(home)).absolute()
@@ -156,19 +163,41 @@ def open_sweep(
             raise UsageError(
                 f"--out {folder}: it holds a sweep of other settings", hint="name a new folder"
             )
-        return folder, before
+        return folder, _gone_on(before, planned)
+    options = settings.options
     sweep = Sweep(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=list(settings.command),
         key=key,
         unit=planned.unit,
         slo=settings.slo,
+        slo_share=options.slo_share if options.slo else None,
+        concurrency=None if options.slo else options.concurrency or _users(planned),
+        seed=options.seed,
         rounds=settings.rounds,
-        topologies=list(planned.stacks),
-        refused=dict(planned.refused),
+        topologies=[name for name in planned.stacks if name not in planned.refused],
+        refused={name: why.message for name, why in planned.refused.items()},
         runs=[],
     )
     return folder, sweep
+
+
+def _users(planned: Planned) -> int:
+    """Return the users of all topologies; they do not depend on what fits at the moment."""
+    return _USERS_A_UNIT * max(named(name)[0].units for name in planned.stacks)
+
+
+def _gone_on(before: Sweep, planned: Planned) -> Sweep:
+    """Return an unfinished sweep, with the topologies that it had and those that fit now."""
+    for name, _ in before.left:
+        if name in planned.refused:
+            raise planned.refused[name]
+    refused = {
+        name: why.message for name, why in planned.refused.items() if name not in before.topologies
+    }
+    topologies = [name for name in planned.stacks if name not in refused]
+    changed = {"topologies": topologies, "refused": refused, "verdict": None}
+    return before.model_copy(update=changed)
 
 
 def _new_folder(home: Home) -> Path:
@@ -183,7 +212,8 @@ def _key(planned: Planned, settings: Settings) -> str:
         name: spec.model_dump(mode="json", exclude={"port"})
         for name, spec in planned.stacks.items()
     }
-    text = json.dumps([stacks, settings.rounds, dict(settings.load)], sort_keys=True, default=str)
+    load = asdict(settings.options)
+    text = json.dumps([stacks, settings.rounds, load], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -202,4 +232,7 @@ def _goes_on(folder: Path, key: str) -> bool:
         sweep = read_sweep(folder)
     except UsageError:
         return False
-    return sweep.key == key and sweep.verdict is None
+    # The last thing that a sweep writes is the winner's stack file.
+    won = sweep.verdict is not None and sweep.verdict.winner is not None
+    ended = (folder / BEST_FILE).exists() if won else sweep.verdict is not None
+    return sweep.key == key and not ended

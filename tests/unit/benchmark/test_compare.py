@@ -100,6 +100,13 @@ class TestUnlikeRuns:
         assert not found.unlike
         assert any("A 2 and B 3" in note for note in found.notes)
 
+    def test_more_gpus_of_the_same_kind_are_no_other_machine(self) -> None:
+        machine = run().model_dump()["machine"]
+        two, three = (run(machine=machine | {"gpus": ["a GPU"] * count}) for count in (2, 3))
+        assert not compare(two, three).unlike
+        with pytest.raises(UsageError, match=r"machine.gpus"):
+            compare(two, run(machine=machine | {"gpus": ["another"] * 2}))
+
     def test_stacks_without_redis_need_no_equal_redis(self) -> None:
         versions = run().model_dump()["versions"] | {"redis": None, "lmcache": None}
         stack = run().model_dump()["stack"] | {"topology": "2a", "redis": False}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.benchmark.candidates import named
+from deploy.benchmark.candidates import named, winning_spec
 from deploy.benchmark.rounds import rounds_for
 from deploy.benchmark.sweep import (
     Sweep,
@@ -16,7 +16,6 @@ from deploy.benchmark.sweep import (
     judge,
     read_sweep,
     rows,
-    winning_spec,
     write_sweep,
 )
 from deploy.errors import UsageError

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.benchmark.dataset import read_lines
+from deploy.benchmark.dataset import left_out, read_lines
 from deploy.benchmark.workloads import Conversation, PassSource, TokenRange, WorkloadOptions
 from deploy.errors import UsageError
 
@@ -30,7 +31,8 @@ def prompts(conversations: list[Conversation]) -> list[Any]:
 def file_of(folder: Path, *lines: object) -> Path:
     file = folder / "lines.jsonl"
     file.write_text(
-        "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines) + "\n"
+        "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines) + "\n",
+        encoding="utf-8",
     )
     return file
 
@@ -141,8 +143,27 @@ class TestDataset:
         assert caught.value.message.endswith("; and 1 more")
         assert "--skip-broken" in caught.value.hint
         options = WorkloadOptions("dataset", file=file_of(tmp_path, *lines), skip_broken=True)
-        assert read_lines(options, CONTEXT)[1] == 4
+        assert read_lines(options, CONTEXT)[1] == [2, 3, 4, 5]
         assert options.described(skipped_lines=4).model_dump()["skipped_lines"] == 4
+
+    @pytest.mark.parametrize(
+        ("numbers", "words"),
+        [
+            ([7], "1 line of a.jsonl left out: 7"),
+            (range(1, 11), "10 lines of a.jsonl left out: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"),
+            (
+                range(1, 14),
+                "13 lines of a.jsonl left out: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more",
+            ),
+        ],
+    )
+    def test_skipped_lines_are_numbered(self, numbers: Sequence[int], words: str) -> None:
+        assert left_out(Path("a.jsonl"), numbers) == words
+
+    def test_a_line_ends_where_json_lines_end(self, tmp_path: Path) -> None:
+        line = '{"prompt": "a\u2028b"}'
+        found = self.made(tmp_path, "\ufeff" + line, line + "\r", as_is=True)
+        assert prompts(found) == ["a\u2028b"] * 2
 
     @pytest.mark.parametrize(
         ("line", "why"),

@@ -66,6 +66,8 @@ CASES: dict[str, Case] = {
     "bench: no speed": bench("--workload trace --speed nan", "--speed nan", "above 0"),
     "bench: unknown key of an SLO": bench("--slo tpot=1s", "--slo tpot=1s", "ttft, itl, e2e"),
     "bench: unknown unit of an SLO": bench("--slo itl=5us", "unknown unit 'us' of itl", "s, ms"),
+    "bench: an SLO of nothing": bench("--slo=", "'' is not KEY=NUMBER and a unit"),
+    "bench: a sweep with an SLO of nothing": bench("sweep --gpus 2 --slo=", "'' is not KEY=NUMBER"),
     "bench: compare nothing": bench("compare one two", "one/result.json", "No such file"),
     "bench: report of nothing": bench("report one", "one/result.json", "No such file"),
     "bench: search without an SLO": bench("--find-rate", "--find-rate", "SLO", hint="--slo"),
@@ -81,6 +83,21 @@ CASES: dict[str, Case] = {
     ),
     "bench: rounds by noise and by number": bench(
         "sweep --within 5 --rounds 9 --gpus 2", "--within and --rounds", hint="--within 5"
+    ),
+    "bench: a sweep at a rate of zero": bench(
+        "sweep --gpus 2 --slo ttft=1s --rate 0", "--rate 0", "above 0"
+    ),
+    "bench: a sweep with an unknown key of an SLO": bench(
+        "sweep --gpus 2 --slo tpot=1s", "--slo tpot=1s", "ttft, itl, e2e"
+    ),
+    "bench: a sweep with an unknown unit of an SLO": bench(
+        "sweep --gpus 2 --slo itl=5us", "unknown unit 'us' of itl", "s, ms"
+    ),
+    "bench: a sweep that searches in a closed loop": bench(
+        "sweep --gpus 2 --slo ttft=1s --concurrency 2", "--slo and --concurrency", hint="leave out"
+    ),
+    "bench: a sweep that searches for nothing": bench(
+        "sweep --gpus 2 --rate 2", "--rate", "needs an SLO", hint="--slo"
     ),
     "bench: a sweep without its file": bench(
         "sweep --workload trace --gpus 2", "--workload trace needs a file", hint="--dataset"

@@ -39,6 +39,18 @@ def test_a_dry_run_starts_and_leaves_nothing(
     assert not list(home.glob("bench/*"))
 
 
+def test_one_that_is_too_big_is_left_out_of_the_dry_run_with_its_reason(
+    deploy_here: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_memory_mib", lambda: 12 << 10)
+    (tmp_path / "deploy.yaml").write_text("redis: {memory_gib: 0.1}\nengine: {kv_cache_gib: 0.1}\n")
+    options = ("--runtime", "process", "--vendor", "cpu", "--topologies", "1a,9a", "--dry-run")
+    ended = deploy_here("bench", "sweep", *options, cwd=tmp_path, home=tmp_path / "home")
+    assert ended.code == 0, ended.stderr
+    assert "left out: 9a: the stack's 9 engines and Redis are expected to need" in ended.stdout
+    assert "5 runs" in ended.stdout
+
+
 def test_too_many_engines_are_refused_by_the_planner(
     deploy_here: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from deploy.benchmark.report import files
 from deploy.benchmark.results import write_result
+from deploy.benchmark.sweep import write_sweep
 from deploy.cli import main as main_module
 from deploy.cli.commands import whole_app
 from deploy.output.contract import COMMANDS
@@ -22,6 +23,8 @@ from deploy.workflows import catalog_images
 from tests.conftest import REPO
 from tests.contract import SCHEMAS, validate_state, validated
 from tests.unit.benchmark.samples import repeat, result
+from tests.unit.benchmark.test_compare_sweeps import done
+from tests.unit.benchmark.test_sweep import times
 from tests.unit.workflows.conftest import Lab
 
 Run = Callable[..., dict[str, Any]]
@@ -134,6 +137,18 @@ def test_output_of_benchmarks_matches_its_schema(
     assert compared["unlike"] and compared["points"][0]["metrics"][0]["ratio"]
     report = run(home, "bench", "report", aggregated, split, "-o", str(tmp_path / "out"))["data"]
     assert report["ratio"] and report["files"]
+
+
+def test_of_two_sweeps(run: Run, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        write_sweep(tmp_path / name, done({"2a": times(10), "1p1d": times(9)}))
+    folders = (str(tmp_path / "first"), str(tmp_path / "second" / "sweep.json"))
+    compared = run(Home(tmp_path, tmp_path), "bench", "compare", *folders)["data"]
+    assert [one["topology"] for one in compared["topologies"]] == ["2a", "1p1d"]
+    one_run = _measured(tmp_path / "run", "2a", 2.0, seed=0)
+    mixed = run(Home(tmp_path, tmp_path), "bench", "compare", one_run, folders[0])
+    assert mixed["errors"][0]["message"] == f"{folders[0]} is a sweep, and the other one is not"
 
 
 def _measured(folder: Path, topology: str, goodput: float, *, seed: int) -> str:

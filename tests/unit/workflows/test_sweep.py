@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from deploy.benchmark.results import Result, Slo, write_result
-from deploy.benchmark.sweep import Sweep, read_sweep, write_sweep
+from deploy.benchmark.sweep import Sweep, read_sweep, rows, write_sweep
 from deploy.benchmark.workloads import TokenRange, WorkloadOptions
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
@@ -20,6 +21,7 @@ from deploy.errors import (
     ConfigError,
     MachineUnfit,
     NotEnoughMemory,
+    PdkitError,
     PortTaken,
     StackUnhealthy,
     StateError,
@@ -43,7 +45,7 @@ from tests.unit.workflows.conftest import Lab
 
 SPEC = StackSpec(vendor="cpu", gpus=2)
 OPTIONS = BenchOptions(slo=Slo(ttft_s=1.0), pass_s=6.0)
-SETTINGS = Settings(5, "ttft=1s", {"seed": 0}, ["deploy", "bench", "sweep"])
+SETTINGS = Settings(5, "ttft=1s", OPTIONS, ["deploy", "bench", "sweep"])
 RATES = {"2a": 10.0, "2a+redis": 11.0, "1p1d": 20.0}
 
 
@@ -55,12 +57,14 @@ class Stacks:
         up_now: the topology that is up.
         faults: what `up` or `load` of a topology raises.
         loads: topology and options of each load.
+        versions: of a topology, where they are others.
     """
 
     up_now: str = ""
     faults: dict[str, BaseException] = field(default_factory=dict)
     loads: list[tuple[str, BenchOptions]] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
+    versions: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def up(self, spec: StackSpec) -> None:
         assert not self.up_now, "one at a time"
@@ -77,7 +81,8 @@ class Stacks:
         search = {
             "required_share": 0.9, "highest_rate": rate, "low": None, "high": None, "steps": [],
         }  # fmt: skip
-        one = result(rate_search=search if options.slo else None)
+        versions = {**result().versions.model_dump(), **self.versions.get(self.up_now, {})}
+        one = result(rate_search=search if options.slo else None, versions=versions)
         write_result(folder, one)
         return one
 
@@ -95,6 +100,16 @@ def planned(spec: StackSpec = SPEC) -> Planned:
     return plan_sweep(spec, None, 18000, lambda _: None)
 
 
+def refusing(topology: str, why: PdkitError) -> Callable[[StackSpec], None]:
+    """Return what refuses a topology, or all of them for ""."""
+
+    def require(spec: StackSpec) -> None:
+        if topology in ("", spec.topology):
+            raise why
+
+    return require
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "state", tmp_path / "cache")
@@ -102,7 +117,8 @@ def home(tmp_path: Path) -> Home:
 
 def swept(home: Home, stacks: Stacks, options: BenchOptions = OPTIONS) -> tuple[Path, Sweep]:
     plan = planned()
-    folder, sweep = open_sweep(home, plan, SETTINGS, None)
+    slo = SETTINGS.slo if options.slo else None
+    folder, sweep = open_sweep(home, plan, replace(SETTINGS, slo=slo, options=options), None)
     return folder, run_sweep(folder, sweep, stacks, plan.stacks, options, lambda _: None)
 
 
@@ -135,8 +151,27 @@ class TestRuns:
         stacks = Stacks()
         _, sweep = swept(home, stacks, BenchOptions())
         assert {options.concurrency for _, options in stacks.loads} == {8}
+        assert sweep.concurrency == 8
         assert not any(options.find_rate for _, options in stacks.loads)
         assert {run.rate for run in sweep.runs} == {2.0}
+
+    def test_users_are_as_many_as_are_asked_for(self, home: Home) -> None:
+        stacks = Stacks()
+        _, sweep = swept(home, stacks, BenchOptions(concurrency=3))
+        assert {options.concurrency for _, options in stacks.loads} == {sweep.concurrency} == {3}
+
+    def test_users_do_not_depend_on_what_fits(self, home: Home) -> None:
+        little = NotEnoughMemory("9 GiB are available")
+        plan = plan_sweep(StackSpec(vendor="cpu"), "2a,1p2d", 18000, refusing("1p2d", little))
+        settings = replace(SETTINGS, slo=None, options=BenchOptions())
+        assert open_sweep(home, plan, settings, None)[1].concurrency == 12
+
+    def test_it_says_what_ran_where(self, home: Home) -> None:
+        _, sweep = swept(home, Stacks(versions={"2a": {"lmcache": None, "redis": None}}))
+        one = result()
+        assert (sweep.model, sweep.workload) == (one.model, one.workload)
+        assert (sweep.machine, sweep.versions) == (one.machine, one.versions)
+        assert (sweep.seed, sweep.slo_share, sweep.concurrency) == (0, 0.9, None)
 
     def test_rounds_follow_the_noise_and_a_killed_sweep_keeps_their_number(
         self, home: Home
@@ -188,9 +223,10 @@ class TestRuns:
         assert (folder / "round-1-1p1d" / "result.json").is_file()
 
     def test_a_finished_sweep_is_not_gone_on_with(self, home: Home) -> None:
-        swept(home, Stacks())
-        _, sweep = open_sweep(home, planned(), SETTINGS, None)
-        assert sweep.runs == []
+        folder, done = swept(home, Stacks())
+        assert len(open_sweep(home, planned(), SETTINGS, None)[1].runs) == 15, "no best.yaml yet"
+        write_best(folder, done, {})
+        assert open_sweep(home, planned(), SETTINGS, None)[1].runs == []
 
 
 class TestFolder:
@@ -220,7 +256,7 @@ class TestFolder:
         stopped = Stacks(faults={"up 2a": KeyboardInterrupt()})
         with pytest.raises(KeyboardInterrupt):
             run_sweep(folder, sweep, stopped, plan.stacks, OPTIONS, lambda _: None)
-        other = Settings(5, "ttft=2s", {"seed": 1}, SETTINGS.command)
+        other = replace(SETTINGS, options=replace(OPTIONS, seed=1))
         with pytest.raises(UsageError, match=r"--out .*: it holds a sweep of other settings"):
             open_sweep(home, plan, other, out)
         assert open_sweep(home, plan, SETTINGS, out)[0] == out
@@ -251,21 +287,43 @@ class TestPlan:
             "2a": False, "2a+redis": True, "1p1d": True,
         }  # fmt: skip
 
-    def test_topologies_that_cannot_be_planned_are_left_out_with_the_reason(self) -> None:
-        def require(spec: StackSpec) -> None:
-            if spec.topology == "1p1d":
-                raise ConfigError("--tp: 3 does not divide")
+    @pytest.mark.parametrize(
+        "why", [ConfigError("--tp: 3 does not divide"), NotEnoughMemory("9 GiB are available")]
+    )
+    def test_what_cannot_be_started_is_left_out_with_its_reason(
+        self, home: Home, why: PdkitError
+    ) -> None:
+        plan = plan_sweep(SPEC, None, 18000, refusing("1p1d", why))
+        _, sweep = open_sweep(home, plan, SETTINGS, None)
+        assert sweep.refused == {"1p1d": why.message}
+        assert sweep.topologies == ["2a", "2a+redis"]
+        assert rows(sweep)[-1].why_not == why.message
 
-        found = plan_sweep(SPEC, None, 18000, require)
-        assert found.refused == {"1p1d": "--tp: 3 does not divide"}
-        assert list(found.stacks) == ["2a", "2a+redis"]
-
-    def test_a_machine_that_lacks_something_is_the_planners_own_error(self) -> None:
-        def require(_: StackSpec) -> None:
-            raise NotEnoughMemory("9 GiB are available")
-
+    def test_where_nothing_fits_it_is_the_planners_own_error(self) -> None:
         with pytest.raises(NotEnoughMemory, match="9 GiB are available"):
-            plan_sweep(SPEC, None, 18000, require)
+            plan_sweep(SPEC, None, 18000, refusing("", NotEnoughMemory("9 GiB are available")))
+
+    def test_what_did_not_fit_runs_in_a_sweep_that_goes_on_once_it_does(self, home: Home) -> None:
+        little = NotEnoughMemory("9 GiB are available")
+        plan = plan_sweep(SPEC, None, 18000, refusing("1p1d", little))
+        folder, sweep = open_sweep(home, plan, SETTINGS, None)
+        with pytest.raises(KeyboardInterrupt):
+            stopped = Stacks(faults={"up 2a #2": KeyboardInterrupt()})
+            run_sweep(folder, sweep, stopped, plan.stacks, OPTIONS, lambda _: None)
+        again, fitting = open_sweep(home, planned(), SETTINGS, None)
+        assert again == folder
+        assert fitting.runs
+        assert (fitting.topologies, fitting.refused) == (list(RATES), {})
+
+    def test_what_was_measured_and_does_not_fit_now_is_not_dropped(self, home: Home) -> None:
+        stopped = Stacks(faults={"up 1p1d #2": KeyboardInterrupt()})
+        with pytest.raises(KeyboardInterrupt):
+            swept(home, stopped)
+        little = NotEnoughMemory("9 GiB are available")
+        with pytest.raises(NotEnoughMemory):
+            open_sweep(
+                home, plan_sweep(SPEC, None, 18000, refusing("1p1d", little)), SETTINGS, None
+            )
 
     @pytest.mark.parametrize(
         ("spec", "listed", "words"),
@@ -351,6 +409,14 @@ class TestLive:
             stacks.down()
             assert lab.pids() == []
         assert not list(lab.home.bench.iterdir())
+
+    def test_a_workload_that_does_not_fit_fails_this_topology(self, lab: Lab) -> None:
+        stacks, spec = self.stacks(lab), lab.spec(name="pdkit-sweep", topology="1a")
+        workload = WorkloadOptions(input_tokens=TokenRange(100_000, 100_000))
+        with stacks.claimed():
+            stacks.up(spec)
+            with pytest.raises(CheckFailed, match="do not fit the model's context"):
+                stacks.load(BenchOptions(workload=workload), lab.folder / "run")
 
     def test_a_killed_sweeps_stack_is_taken_down_and_no_other(self, lab: Lab) -> None:
         lab.up(lab.spec(topology="1p1d"))
