@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class StrictModel(BaseModel):
     """A model that refuses fields it does not know."""
 
-    # A field that nobody knows is a mistake.
+    # An unknown field is a mistake.
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
