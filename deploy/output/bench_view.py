@@ -152,7 +152,7 @@ def _own_cost(cost: OwnCost) -> Iterator[str]:
         shares = (f"{percent(share)} of {_whose(role)}" for role, share in cost.connector.items())
         yield f"Connector: takes {', '.join(shares)} steps"
     if cost.up_extra_s is not None:
-        yield f"deploy up: took {cost.up_extra_s:.1f} s beyond the slowest engine's own start"
+        yield f"Start: deploy up took {cost.up_extra_s:.1f} s beyond the slowest engine's own start"
 
 
 def _whose(role: str) -> str:

@@ -22,7 +22,6 @@ from deploy.stack.monitoring import prometheus_config
 from deploy.stack.process_layout import ProcessLayout
 from deploy.stack.service import Service
 from deploy.workflows.prepare import Prepared
-from deploy.workflows.prepare import _layout as layout_of
 from deploy.workflows.running import RunningStack, require_running
 from deploy.workflows.stack_images import stack_images
 from tests.unit.conftest import HOME, KIT
@@ -83,7 +82,7 @@ class TestServices:
     ) -> None:
         made = monitored(prepared, runtime)
         served = monitored(prepared, runtime, connector="lmcache-mp")
-        layout = layout_of(served.plan.spec, HOME, served.facts.software, served.model, KIT)
+        layout = served.facts.software.layout(served.plan.spec, HOME, served.model, KIT)
         assert isinstance(layout, ProcessLayout | ContainerLayout)
         (job,) = (
             job
@@ -158,7 +157,7 @@ class TestPrograms:
     def test_prometheus_runs_without_grafana(self, prepared: Make) -> None:
         made = monitored(prepared, "process")
         programs = replace(made.facts.software, grafana="")
-        layout = layout_of(made.plan.spec, HOME, programs, made.model, KIT)
+        layout = programs.layout(made.plan.spec, HOME, made.model, KIT)
         assert isinstance(layout, ProcessLayout | ContainerLayout)
         stack = build_stack(made.plan, layout)
         assert [one.name for one in stack.services][-2:] == ["router", "prometheus"]

@@ -72,7 +72,9 @@ def test_share_of_the_connector_is_the_median_of_the_repeats() -> None:
 
 
 def test_the_extra_time_of_up_is_shown() -> None:
-    assert "deploy up: took 3.2 s beyond the slowest engine's own start" in shown(up_extra_s=3.24)
+    assert "Start: deploy up took 3.2 s beyond the slowest engine's own start" in shown(
+        up_extra_s=3.24
+    )
     assert "deploy up" not in shown()
 
 
