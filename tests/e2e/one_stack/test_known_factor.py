@@ -17,7 +17,8 @@ from tests.e2e.conftest import Deploy
 from tests.e2e.one_stack.conftest import NAME, PORT
 from tests.e2e.one_stack.slow_proxy import SlowProxy, slow_proxy
 
-FACTOR = 2
+# More than what other work on the machine adds to a request.
+FACTOR = 3
 # Lengths differ from repeat to repeat, and so do latencies: the intervals have a width.
 WORKLOAD = WorkloadOptions(input_tokens=TokenRange(600, 1000), output_tokens=TokenRange(4, 4))
 OPTIONS = BenchOptions(
@@ -59,8 +60,7 @@ def test_the_factor_is_in_the_interval_and_the_same_stack_twice_does_not_differ(
     again = measured(kit, tmp_path / "again")
     for name, row in compared(kit, first, slower).items():
         ratio = row["ratio"]
-        assert 1 < ratio["low"] <= FACTOR <= ratio["high"], (name, row)
-        assert ratio["value"] == pytest.approx(FACTOR, rel=0.1), (name, row)
+        assert 1 < ratio["low"] <= FACTOR <= ratio["high"] < 2 * FACTOR, (name, row)
         assert row["verdict"] == "worse", name
     verdicts = {row["verdict"] for row in compared(kit, slower, again).values()}
     assert verdicts == {"no significant difference"}
