@@ -47,7 +47,8 @@ class RedisServer:
         """
         self.folder = Path(tempfile.mkdtemp(prefix="redis-", dir=folder))
         self.port = port
-        self.socket = str(self.folder / "sock")
+        # A socket's address has no room for the path of a deep folder.
+        self.socket = str(Path(tempfile.mkdtemp(prefix="redis-")) / "sock")
         self.process: subprocess.Popen[bytes] | None = None
         self._enter, self._tls, self._config = enter, tls, self.folder / "redis.conf"
         self._options = (*(() if config else ("--save", "")), *options)
@@ -84,6 +85,7 @@ class RedisServer:
             self.process.kill()
             self.process.wait()
             self.process = None
+        shutil.rmtree(Path(self.socket).parent, ignore_errors=True)
 
     def log(self) -> str:
         """Return what the server has logged."""
@@ -93,7 +95,7 @@ class RedisServer:
         """Return the first bytes of an answer."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_START_S)
-            connection.connect(self._short_path())
+            connection.connect(self.socket)
             connection.sendall(f"{command}\r\n".encode())
             return connection.recv(1 << 16).decode(errors="replace")
 
@@ -102,6 +104,7 @@ class RedisServer:
         return bool(answer) and not answer.startswith("-LOADING")
 
     def _comes_up(self, more: Sequence[str]) -> bool:
+        Path(self.socket).parent.mkdir(mode=0o700, exist_ok=True)
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 (*self._enter, *self._argv(), *more), cwd=self.folder, stdout=log, stderr=log
@@ -118,13 +121,8 @@ class RedisServer:
         ports = ("--port", "0", "--tls-port") if self._tls else ("--port",)
         return (
             program(), str(self._config), *ports, str(self.port), "--bind", HOST,
-            "--dir", str(self.folder), "--unixsocket", "sock", *self._options,
+            "--dir", str(self.folder), "--unixsocket", self.socket, *self._options,
         )  # fmt: skip
-
-    def _short_path(self) -> str:
-        """Return a path that a socket's address has room for, however deep the folder is."""
-        assert self.process is not None  # noqa: S101 - for mypy
-        return f"/proc/{self.process.pid}/cwd/sock"
 
 
 def free_port() -> int:
