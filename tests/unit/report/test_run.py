@@ -96,6 +96,8 @@ def test_steps_are_in_order(monkeypatch: pytest.MonkeyPatch, user: int, quick: b
     shown, beside = steps(3.0, quick=quick, without=frozenset())
     assert [step.name for step in shown] == ["lint", "connector", "unit"] + ["e2e"] * (not quick)
     assert [step.name for step in beside] == ["types", "docs", "images", "gpu", "versions"]
+    raised = [step.name for step in beside if step.commands[0][:3] == ("nice", "-n", "-10")]
+    assert raised == ["versions"]
     command = shown[2].commands[0]
     assert ("tests.hosts" in command) == (user == 0)
     assert [name for name in DISGUISES if name in command] == ["large"] * (quick and user == 0)
