@@ -16,15 +16,20 @@ from typing import BinaryIO
 from tests.report.results import REPO, results_folder
 
 # The other lane takes what this one leaves of the cores.
-SECOND = ("nice", "-n", "15")
+LOW_PRIORITY = 15
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: commands in turn, each a program and its arguments."""
+    """One step: commands in turn, each a program and its arguments.
+
+    Attributes:
+        nice: its niceness beside the other lane.
+    """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
+    nice: int = LOW_PRIORITY
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Run:
         return code
 
     def _code(self, step: Step, output: BinaryIO | None = None) -> int:
-        prefix = SECOND if output else ()
+        prefix = ("nice", "-n", str(step.nice)) if output else ()
         for command in step.commands:
             process = subprocess.Popen(
                 (*prefix, *command),

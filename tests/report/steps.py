@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.runtime.host import machine_memory_mib
 from tests.hosts.__main__ import DEALT
-from tests.report.lanes import Step
+from tests.report.lanes import LOW_PRIORITY, Step
 from tests.report.passed import E2E
 
 # Two engines a stack, of up to 3 GiB.
@@ -30,9 +30,9 @@ def steps(
         without: parts of a run that are left out, of those in passed.py.
     """
 
-    def tests(name: str, *options: str) -> Step:
+    def tests(name: str, *options: str, nice: int = LOW_PRIORITY) -> Step:
         told = (sys.executable, "-m", "tests.report", "step", str(began_s), *options)
-        return Step(name, (told,))
+        return Step(name, (told,), nice)
 
     shown = [
         Step(
@@ -78,14 +78,9 @@ def steps(
         tests("gpu", "tests/gpu", "-q"),
         # Each fix on each LMCache, in forks of one process. Its cells end after a minute, which is
         # too short on a slow machine at the low priority of what runs beside.
-        _less_low(tests("versions", "tests/versions", "-q")),
+        tests("versions", "tests/versions", "-q", nice=5),
     ]
     return shown, [step for step in beside if step.name not in without]
-
-
-def _less_low(step: Step) -> Step:
-    """Return a step of higher priority than others beside; `nice` leaves it to root to raise it."""
-    return Step(step.name, tuple(("nice", "-n", "-10", *command) for command in step.commands))
 
 
 def _tool(name: str, *arguments: str) -> tuple[str, ...]:
