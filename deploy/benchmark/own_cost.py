@@ -57,8 +57,8 @@ def own_cost(result: Result) -> OwnCost:
         throughput=result.router_throughput,
         barrier_s=sum(waits) / answers if waits and answers else None,
         router_cpu_s=_router_cpu_s(repeats),
-        store_cpu_s_gb=_cpu_s_gb([(one.store_cpu_s, one.stored_bytes) for one in paths]),
-        load_cpu_s_gb=_cpu_s_gb([(one.load_cpu_s, one.loaded_bytes) for one in paths]),
+        store_cpu_s_gb=cpu_s_gb([(one.store_cpu_s, one.stored_bytes) for one in paths]),
+        load_cpu_s_gb=cpu_s_gb([(one.load_cpu_s, one.loaded_bytes) for one in paths]),
         connector={
             role: median(one.connector[role] for one in repeats if role in one.connector)
             for role in dict.fromkeys(role for one in repeats for role in one.connector)
@@ -101,7 +101,7 @@ def _router_cpu_s(repeats: Sequence[Repeat]) -> float | None:
     return sum(cpu_s for cpu_s, _ in measured) / answers if answers else None
 
 
-def _cpu_s_gb(moved: Sequence[tuple[float | None, int]]) -> float | None:
+def cpu_s_gb(moved: Sequence[tuple[float | None, int]]) -> float | None:
     """Return the CPU seconds of a GB, from pairs of CPU seconds and bytes."""
     known = [(cpu_s, size) for cpu_s, size in moved if cpu_s is not None]
     total_bytes = sum(size for _, size in known)

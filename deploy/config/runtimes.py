@@ -1,6 +1,6 @@
 """The runtime table: what differs between the ways to run services, one row each.
 
-What services are run with, programs or images, is in `deploy/workflows/prepare.py`; how they are
+What services are run with, programs or images, is in `deploy/workflows/software.py`; how they are
 started, in the launchers of `deploy/runtime`.
 """
 

@@ -19,7 +19,6 @@ from deploy.doctor.rules import failed, findings
 from deploy.doctor.seen import (
     DisksSeen,
     EngineCode,
-    HostSeen,
     HubSeen,
     RedisSeen,
     Seen,
@@ -127,14 +126,14 @@ def _seen_without_plan(spec: StackSpec, home: Home, here: Survey, steps: NotedSt
         spec=spec,
         inventory=here.facts.inventory,
         docker=here.docker,
-        host=_see_host(home),
+        host=replace(home.host or see_host(), synced=_synced(home)),
         disks=DisksSeen(state=place(home.state)),
         outcomes=steps.outcomes,
     )
 
 
-def _see_host(home: Home) -> HostSeen:
-    return home.host or replace(see_host(), synced=clock_is_synced())
+def _synced(home: Home) -> bool | None:
+    return home.host.synced if home.host else clock_is_synced()
 
 
 def _fits(made: Prepared) -> str:
@@ -155,18 +154,19 @@ def _seen(
     with ThreadPoolExecutor(3) as pool:
         trial = pool.submit(_try_fixes, prepared, home, steps, report) if has_code else None
         code = pool.submit(_see_code, prepared, home) if has_code else None
-        host = pool.submit(_see_host, home)
+        synced = pool.submit(_synced, home)
         look = quick_look(prepared, home, here.info)
         stack = _see_stack(prepared, home, here, steps)
         _see_room(prepared, home, stack, steps)
         redis = _see_redis(prepared, home, steps)
+        host = look.host and replace(look.host, synced=synced.result())
         if trial:
             trial.result()
         return replace(
             look,
             connector=prepared.connector_choice,
             docker=here.docker,
-            host=host.result(),
+            host=host,
             hub=_joined(look.hub, hub),
             code=code.result() if code else None,
             redis=redis,

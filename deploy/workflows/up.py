@@ -90,7 +90,8 @@ def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
         MachineUnfit: what the engines would import does not run on these GPUs.
         FixFailed: a fix of the connector does not apply to it.
     """
-    complete = planned.with_facts(with_images(planned.facts, planned.spec, report), home)
+    facts = with_images(planned.facts, planned.spec, report)
+    complete = planned if facts == planned.facts else planned.with_facts(facts, home)
     # First, since without a suitable driver all fixes fail.
     require_code(complete, home, report)
     require_fixes(complete, home, report)

@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from deploy.benchmark.facts import StackFacts
+from deploy.benchmark.own_cost import cpu_s_gb
 from deploy.benchmark.report.points import Point
 from deploy.benchmark.results import HitTokens, RedisPathUse, Repeat, Usage
 from deploy.benchmark.statistics import Estimate, median_of
@@ -90,8 +91,8 @@ def _redis_path(path: RedisPathUse, answers: int) -> Iterator[CsvValue]:
         yield CsvValue(f"KV {name}", "bytes", size)
         if size:
             yield CsvValue(f"speed of KV {name}", "GB/s", speed)
-        if size and cpu_s is not None:
-            yield CsvValue(f"CPU time of KV {name}", "s/GB", cpu_s / size * 1e9)
+        if (each := cpu_s_gb([(cpu_s, size)])) is not None:
+            yield CsvValue(f"CPU time of KV {name}", "s/GB", each)
     if path.lookups:
         yield CsvValue("a lookup", "s", path.lookup_ms / 1e3)
     if answers:
