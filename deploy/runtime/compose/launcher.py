@@ -243,9 +243,14 @@ class ComposeLauncher:
             root = container.labels.get(f"{LABEL}.root", "")
             if root != self._root:
                 whose = f"the stack in {root}" if root else "something other than pdkit"
+                # Without its folder, no command of the kit can take it down.
+                gone = bool(root) and _does_not_exist(root)
                 raise MachineError(
-                    f"the Compose project '{project}' on this machine belongs to {whose}",
-                    hint="deploy up --name ANOTHER",
+                    f"the Compose project '{project}' on this machine belongs to {whose}"
+                    + (", a folder that does not exist" if gone else ""),
+                    hint=f"docker compose -p {project} down -v"
+                    if gone
+                    else "deploy up --name ANOTHER",
                 )
 
     @property
@@ -292,3 +297,14 @@ class ComposeLauncher:
     def _keep_log(self, name: str) -> None:
         if (container := self._find(name)) is not None:
             write_private(self.log_path(name), container.log(tail="all"))
+
+
+def _does_not_exist(path: str) -> bool:
+    """Tell whether nothing is at a path; of what this user may not read, nobody knows."""
+    try:
+        Path(path).stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False

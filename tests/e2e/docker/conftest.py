@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -28,6 +29,7 @@ from tests.ports import free_row
 REPO = Path(__file__).resolve().parents[3]
 MODEL = "pdkit-tiny"
 BASE = "pdkit/base:bookworm"
+LABEL = "label=dev.pdkit.root"
 BUILT_HERE = ("cpu", "router", "redis-local")
 SERVICES = ("redis", "producer-0", "consumer-0", "router")
 ENGINES = ("producer-0", "consumer-0")
@@ -218,6 +220,41 @@ def engine() -> None:
     """Fail where Docker does not answer: without it, nothing of this would be tested."""
     _require(("docker", "info"))
     _require(("docker", "compose", "version"))
+    remove_stacks_of_killed_runs()
+
+
+def remove_stacks_of_killed_runs() -> None:
+    """Remove stacks whose run of the tests was killed: their names are this run's, too.
+
+    Docker starts their containers again whenever it starts itself.
+    """
+    shown = '{{.Label "com.docker.compose.project"}} {{.Label "dev.pdkit.root"}}'
+    for row in set(docker("ps", "-a", "--filter", LABEL, "--format", shown).splitlines()):
+        project, _, root = row.partition(" ")
+        if of_killed_run(Path(root)):
+            of_project = ("--filter", f"label=com.docker.compose.project={project}")
+            docker("rm", "--force", *docker("ps", "-aq", *of_project).split())
+            for kind in ("network", "volume"):
+                for left in docker(kind, "ls", "-q", *of_project).split():
+                    docker(kind, "rm", left)
+
+
+def of_killed_run(root: Path) -> bool:
+    """Tell whether a stack's folder is of pytest's, whose own process has ended.
+
+    pytest writes its process into a file beside the tests' folders, and removes it at its end.
+    """
+    run = next(
+        (folder for folder in root.parents if re.fullmatch(r"pytest-\d+", folder.name)), None
+    )
+    if run is None:
+        return False
+    lock = run / ".lock"
+    try:
+        # A number that another process has since is of one that began later.
+        return psutil.Process(int(lock.read_text())).create_time() > lock.stat().st_mtime
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        return True
 
 
 @pytest.fixture(scope="session")

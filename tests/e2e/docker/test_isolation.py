@@ -24,6 +24,7 @@ from tests.e2e.docker.conftest import (
     Project,
     docker,
     inspected,
+    remove_stacks_of_killed_runs,
 )
 
 # Sends a command to a Redis without a password, and prints the bytes of the answer, or why none.
@@ -276,3 +277,30 @@ class TestRights:
             bindings = (container["HostConfig"]["PortBindings"] or {}).values()
             published = [binding["HostIp"] for each in bindings for binding in each]
             assert set(published) == (set() if service == "redis" else {"127.0.0.1"})
+
+
+def test_only_a_killed_runs_stack_is_removed(stack: Project, tmp_path: Path) -> None:
+    """One is of a process that has ended, one of this run, and one of no run of pytest."""
+    ended = subprocess.Popen(("true",))
+    ended.wait()
+    killed = tmp_path / "pytest-1"
+    killed.mkdir()
+    (killed / ".lock").write_text(str(ended.pid))
+    roots = (killed / "home/stacks/a", stack.files.root.parent / "b", Path("/opt/pdkit/stacks/c"))
+    made = {str(root): _created(root) for root in roots}
+    try:
+        remove_stacks_of_killed_runs()
+        left = docker("ps", "-aq", "--no-trunc", "--filter", "label=dev.pdkit.root").split()
+        assert set(stack.ids().values()) <= set(left)
+        assert [root for root, container in made.items() if container not in left] == [
+            str(roots[0])
+        ]
+    finally:
+        docker("rm", "--force", *made.values(), check=False)
+
+
+def _created(root: Path) -> str:
+    """Create a container, which never runs, as a stack in a folder would have it."""
+    labels = (f"dev.pdkit.root={root}", f"com.docker.compose.project=pdkit-e2e-{root.name}")
+    options = (part for label in labels for part in ("--label", label))
+    return docker("create", *options, BASE, "true").strip()

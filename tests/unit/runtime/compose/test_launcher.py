@@ -309,11 +309,25 @@ class TestProject:
         files: StackHome,
         secrets: Mapping[str, Secret],
     ) -> None:
-        engine.add("redis", root="/home/other/stacks/pdkit")
-        with pytest.raises(MachineError, match="belongs to the stack in /home/other") as caught:
+        other = files.root.parent / "other"
+        other.mkdir(parents=True)
+        engine.add("redis", root=str(other))
+        with pytest.raises(MachineError, match=f"belongs to the stack in {other}$") as caught:
             launcher.prepare(stack, secrets, stop_s=15)
-        assert "--name" in caught.value.hint
+        assert caught.value.hint == "deploy up --name ANOTHER"
         assert not (files.root / "compose.yaml").exists()
+
+    def test_a_project_whose_folder_was_deleted_is_removed_by_docker(
+        self,
+        launcher: ComposeLauncher,
+        engine: FakeDocker,
+        stack: Stack,
+        secrets: Mapping[str, Secret],
+    ) -> None:
+        engine.add("redis", root="/home/other/stacks/pdkit")
+        with pytest.raises(MachineError, match="a folder that does not exist") as caught:
+            launcher.prepare(stack, secrets, stop_s=15)
+        assert caught.value.hint == "docker compose -p pdkit down -v"
 
     def test_somebody_elses_project_of_the_name_is_refused(
         self,
