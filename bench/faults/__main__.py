@@ -1,20 +1,21 @@
 """Do faults to a real stack under load: `python -m bench.faults --port PORT`.
 
-Starts a CPU stack of its own for each round, has clients ask prompts with known answers, does one
-fault after the other at random moments, judges every request afterwards, and takes the stack down.
+Starts a CPU stack for each round, or for several, has clients ask prompts with known answers, does
+one fault after the other at random moments, judges every request afterwards, and takes it down.
 With --history a run that was broken off goes on: the same command leaves out what has a result.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ from deploy.workflows.running import RunningStack, require_stack
 
 NAME = "faults"
 _PROMPTS, _CHARACTERS, _TOKENS = 8, 700, 24
+# A service that takes this many times its own first start has not come back.
+_BACK = 20
 
 
 def deploy(home: Path, *arguments: str) -> Any:
@@ -77,6 +80,12 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--port", type=int, default=18000)
     made.add_argument("--clients", type=int, default=8)
     made.add_argument("--rounds", type=int, default=1)
+    made.add_argument(
+        "--rounds-per-stack",
+        type=int,
+        default=1,
+        help="the supervisor gives up a service that ends six times within ten minutes",
+    )
     made.add_argument("--only", choices=KINDS, nargs="+", default=KINDS)
     made.add_argument("--fault", nargs="+", help="by their names, as the results have them")
     made.add_argument("--seed", type=int, default=1)
@@ -98,28 +107,34 @@ def main() -> None:
     results = Results(given.history)
     place = nullcontext(str(given.home)) if given.home else tempfile.TemporaryDirectory()
     with place as folder:
-        for number in range(given.rounds):
-            one_round(Path(folder), given, prompts, results, given.seed + 100 * number)
+        seeds = [given.seed + 100 * number for number in range(given.rounds)]
+        for first in range(0, given.rounds, given.rounds_per_stack):
+            together = seeds[first : first + given.rounds_per_stack]
+            on_one_stack(Path(folder), given, prompts, results, together)
     if results.bad:
         raise SystemExit(f"{results.bad} requests were wrong, lost or late")
 
 
-def one_round(
-    folder: Path, given: argparse.Namespace, prompts: list[str], results: Results, seed: int
+def on_one_stack(
+    folder: Path,
+    given: argparse.Namespace,
+    prompts: list[str],
+    results: Results,
+    seeds: Sequence[int],
 ) -> None:
-    """Try each fault once, on a stack of its own.
-
-    The supervisor gives up what dies six times within ten minutes, as it would in later rounds.
-    """
-    if given.fault and all(results.has(name, seed) for name in given.fault):
+    """Try each fault once in each round, on a stack of their own."""
+    if given.fault and all(results.has(name, seed) for name in given.fault for seed in seeds):
         return
     with stack(folder, given.topology, given.port) as started:
         find = partial(require_stack, Home.from_environ({"PDKIT_HOME": str(folder)}), NAME)
         print(f"starts: {json.dumps(started)}", flush=True)
         running = find()
         url, model = running.stack.front.url, running.prepared.plan.model.served_name
-        load = Load(prompts, known_answers(url, model, prompts), given.clients, _TOKENS)
-        for name in chosen(running, given):
+        load = Load(
+            prompts, known_answers(url, model, prompts), given.clients, _TOKENS,
+            back_s=max(300.0, _BACK * max(started.values())),
+        )  # fmt: skip
+        for seed, name in itertools.product(seeds, chosen(running, given)):
             if results.has(name, seed):
                 continue
             fault = faults_of(find(), partial(deploy, folder), given.home)[name]
