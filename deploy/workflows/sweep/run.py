@@ -88,7 +88,9 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno not in _DISK_ERRORS:
+        # Below /proc a folder cannot be made because it "does not exist".
+        of_folder = Path(exc.filename or "") in (folder, *folder.parents)
+        if exc.errno not in _DISK_ERRORS and not of_folder:
             raise
         raise MachineUnfit(
             f"the results in {folder} cannot be written: {exc.strerror}",

@@ -243,6 +243,12 @@ class TestFolder:
         with pytest.raises(MachineUnfit, match="file cannot be written"):
             run_sweep(folder, sweep, Stacks(), planned().stacks, OPTIONS, lambda _: None)
 
+    @pytest.mark.parametrize("place", ["/proc/no", "/proc/no/such"])
+    def test_a_place_without_folders_is_one_error(self, home: Home, place: str) -> None:
+        folder, sweep = open_sweep(home, planned(), SETTINGS, Path(place))
+        with pytest.raises(MachineUnfit, match=f"{place} cannot be written: No such file"):
+            run_sweep(folder, sweep, Stacks(), planned().stacks, OPTIONS, lambda _: None)
+
     def test_a_sweep_killed_before_its_verdict_continues(self, home: Home) -> None:
         folder, sweep = swept(home, Stacks())
         write_sweep(folder, sweep.model_copy(update={"verdict": None}))
