@@ -37,8 +37,8 @@ class Load:
     answers: Mapping[int, str]
     clients: int
     tokens: int
-    before_s: tuple[float, float] = (2.0, 6.0)
-    after_s: float = 4.0
+    before_s: tuple[float, float] = (1.0, 4.0)
+    after_s: float = 2.5
     late_s: float = 60.0
     back_s: float = 300.0
 

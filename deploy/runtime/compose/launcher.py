@@ -24,7 +24,7 @@ from deploy.runtime.compose.containers import (
 from deploy.runtime.compose.docker import run_docker
 from deploy.runtime.compose.logs import ContainerReader
 from deploy.runtime.compose.project import COMPOSE_FILE, write_project
-from deploy.runtime.compose.refusals import describe_end, refusal
+from deploy.runtime.compose.refusals import describe_end, of_another, refusal
 from deploy.runtime.home import StackHome, write_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import first_error, last_lines, plain
@@ -242,16 +242,7 @@ class ComposeLauncher:
         for container in find_containers(self._project):
             root = container.labels.get(f"{LABEL}.root", "")
             if root != self._root:
-                whose = f"the stack in {root}" if root else "something other than pdkit"
-                # Without its folder, no command of the kit can take it down.
-                gone = bool(root) and _does_not_exist(root)
-                raise MachineError(
-                    f"the Compose project '{project}' on this machine belongs to {whose}"
-                    + (", a folder that does not exist" if gone else ""),
-                    hint=f"docker compose -p {project} down -v"
-                    if gone
-                    else "deploy up --name ANOTHER",
-                )
+                raise of_another(project, root)
 
     @property
     def _project(self) -> str:
@@ -297,14 +288,3 @@ class ComposeLauncher:
     def _keep_log(self, name: str) -> None:
         if (container := self._find(name)) is not None:
             write_private(self.log_path(name), container.log(tail="all"))
-
-
-def _does_not_exist(path: str) -> bool:
-    """Tell whether nothing is at a path; of what this user may not read, nobody knows."""
-    try:
-        Path(path).stat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass
-    return False

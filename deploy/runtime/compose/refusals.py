@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from deploy.errors import MachineError, MissingGpus, MissingImage, PortTaken
@@ -50,3 +51,31 @@ def refusal(said: str, service: str) -> MachineError:
         return PortTaken(f"{service}: {last}", hint="deploy up --port PORT", details=details)
     return MachineError(f"{service}: Docker refuses it: {last}", hint="docker info",
                         details=details)  # fmt: skip
+
+
+def of_another(project: str, root: str) -> MachineError:
+    """Return the error that a Compose project is not this stack's.
+
+    Args:
+        root: the folder of the stack that it is of; "" if it is not of the kit.
+    """
+    said = f"the Compose project '{project}' on this machine belongs to"
+    if root and _does_not_exist(root):
+        # Without its folder, no command of the kit can take it down.
+        return MachineError(
+            f"{said} the stack in {root}, a folder that does not exist",
+            hint=f"docker compose -p {project} down -v",
+        )
+    whose = f"the stack in {root}" if root else "something other than pdkit"
+    return MachineError(f"{said} {whose}", hint="deploy up --name ANOTHER")
+
+
+def _does_not_exist(path: str) -> bool:
+    """Tell whether nothing is at a path; of what this user may not read, nobody knows."""
+    try:
+        Path(path).stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
