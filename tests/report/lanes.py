@@ -21,15 +21,10 @@ LOW_PRIORITY = 15
 
 @dataclass(frozen=True)
 class Step:
-    """One step: commands in turn, each a program and its arguments.
-
-    Attributes:
-        nice: its niceness beside the other lane.
-    """
+    """One step: commands in turn, each a program and its arguments."""
 
     name: str
     commands: tuple[tuple[str, ...], ...]
-    nice: int = LOW_PRIORITY
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class Run:
         return code
 
     def _code(self, step: Step, output: BinaryIO | None = None) -> int:
-        prefix = ("nice", "-n", str(step.nice)) if output else ()
+        prefix = ("nice", "-n", str(LOW_PRIORITY)) if output else ()
         for command in step.commands:
             process = subprocess.Popen(
                 (*prefix, *command),

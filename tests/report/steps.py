@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.runtime.host import machine_memory_mib
 from tests.hosts.__main__ import DEALT
-from tests.report.lanes import LOW_PRIORITY, Step
+from tests.report.lanes import Step
 from tests.report.passed import E2E
 
 # Two engines a stack, of up to 3 GiB.
@@ -30,9 +30,9 @@ def steps(
         without: parts of a run that are left out, of those in passed.py.
     """
 
-    def tests(name: str, *options: str, nice: int = LOW_PRIORITY) -> Step:
+    def tests(name: str, *options: str) -> Step:
         told = (sys.executable, "-m", "tests.report", "step", str(began_s), *options)
-        return Step(name, (told,), nice)
+        return Step(name, (told,))
 
     shown = [
         Step(
@@ -62,6 +62,9 @@ def steps(
     else:
         print("not root: the unit tests run on this machine as it is, not on disguised ones")
         shown.append(tests("unit", "tests/unit", "-q", "-n", "4", "--dist", "loadfile"))
+    # Each fix on each LMCache, in forks of one process. The cells' limits of a minute are too short
+    # on a slow machine beside the end-to-end tests, which leave nothing of the cores.
+    shown.append(tests("versions", "tests/versions", "-q"))
     if not quick:
         # In their order, which has the longest first.
         stacks = 3 if machine_memory_mib() > _MEMORY_OF_THREE_STACKS_MIB else 2
@@ -76,11 +79,12 @@ def steps(
         tests("images", "tests/images", "-q", "-n", "3"),
         # The Python code of the CUDA wheels, on emulated GPUs.
         tests("gpu", "tests/gpu", "-q"),
-        # Each fix on each LMCache, in forks of one process. Its cells end after a minute, which is
-        # too short on a slow machine at the low priority of what runs beside.
-        tests("versions", "tests/versions", "-q", nice=5),
     ]
-    return shown, [step for step in beside if step.name not in without]
+    return _without(shown, without), _without(beside, without)
+
+
+def _without(found: list[Step], names: frozenset[str]) -> list[Step]:
+    return [step for step in found if step.name not in names]
 
 
 def _tool(name: str, *arguments: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from redis_path import client, fill_of, gate, store
 LIMIT_S = 1
 PATIENCE_S = 60
 WORKERS = 4
+SLACK = 3
 
 # A loop that asks for memory so often between two turns waits for what only its turns bring.
 TRIES = 5
@@ -27,8 +28,13 @@ TRIES = 5
 POOL_GIB = 2**-12
 
 
+# The client's own limits of 5 s would lose a store on a busy machine.
+NO_OTHER_LIMITS = f"?socket_timeout={PATIENCE_S}&socket_connect_timeout={PATIENCE_S}"
+
+
 def cell() -> None:
     settings = config(max_local_cpu_size=POOL_GIB, blocking_timeout_secs=LIMIT_S)
+    settings.remote_url += NO_OTHER_LIMITS
     backend = remote_backend(settings, metadata())
     outlive_a_full_pool(backend)
     outlive_a_stall(backend)
@@ -99,7 +105,10 @@ class Tries:
 
 
 def outlive_a_stall(backend: Any) -> None:
-    """Look up and load while Redis stalls, longer than the limit, and again afterwards."""
+    """Look up and load while Redis stalls, longer than the limit, and again afterwards.
+
+    Waits that have no limit take as long as the stall; on a busy machine, others take a multiple.
+    """
     redis = client()
     store(backend, [key(1)])
     with stalled(redis):
@@ -110,7 +119,7 @@ def outlive_a_stall(backend: Any) -> None:
             assert within(lambda: backend.get_blocking(key(1))) is None
         assert within(lambda: backend.contains(key(1))) is False, "a stalled lookup was a hit"
         took = time.monotonic() - began
-    assert took < waiting.result() + LIMIT_S
+    assert took < SLACK * waiting.result()
     found = within(lambda: backend.get_blocking(key(1)))
     assert found is not None, "loads do not come back after a stall"
     assert fill_of(found) == 1
