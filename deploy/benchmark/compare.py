@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.results import Percentiles, Repeat, Result
 from deploy.benchmark.statistics import Estimate, Ratio, median_of, separate_ratio
 from deploy.errors import UsageError
@@ -108,7 +109,8 @@ def compare(first: Result, second: Result, *, anyway: bool = False) -> Compariso
     if not anyway:
         require_alike(unlike)
     ours, theirs = by_load(first.repeats), by_load(second.repeats)
-    points = {load: _rows(ours[load], theirs[load]) for load in ours if load in theirs}
+    stacks = first.stack, second.stack
+    points = {load: _rows(ours[load], theirs[load], stacks) for load in ours if load in theirs}
     if not points:
         raise UsageError(
             f"the runs have no load in common: {_few(ours)}; and {_few(theirs)}",
@@ -205,18 +207,32 @@ def values_of(metric: Metric, repeats: Sequence[Repeat]) -> list[float]:
     return [value for one in repeats if (value := metric.of(one)) is not None]
 
 
-def _rows(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[MetricRow]:
-    rows = []
+def _rows(
+    first: Sequence[Repeat], second: Sequence[Repeat], stacks: tuple[StackFacts, StackFacts]
+) -> list[MetricRow]:
+    """Return all metrics; rates per GPU or engine, too, if the stacks have not as many of them."""
+    ours, theirs = stacks
+    rows: list[MetricRow] = []
     for metric in METRICS:
-        ours, theirs = (median_metric(metric, values_of(metric, one)) for one in (first, second))
-        if ours and theirs:
-            rows.append(MetricRow(metric, ours, theirs, _ratio(metric, first, second)))
+        found, others = values_of(metric, first), values_of(metric, second)
+        rows += _row(metric, found, others)
+        if metric.unit == "1/s" and ours.units != theirs.units:
+            each = metric._replace(name=f"{metric.name} per {ours.unit}")
+            rows += _row(
+                each,
+                [value / ours.units for value in found],
+                [value / theirs.units for value in others],
+            )
     return rows
 
 
-def _ratio(metric: Metric, first: Sequence[Repeat], second: Sequence[Repeat]) -> Ratio | None:
-    ours, theirs = values_of(metric, first), values_of(metric, second)
-    return separate_ratio(theirs, ours) if min(*ours, *theirs) > 0 else None
+def _row(metric: Metric, first: Sequence[float], second: Sequence[float]) -> list[MetricRow]:
+    """Return a metric's row, if both sides have it."""
+    ours, theirs = median_metric(metric, first), median_metric(metric, second)
+    if not ours or not theirs:
+        return []
+    ratio = separate_ratio(second, first) if min(*first, *second) > 0 else None
+    return [MetricRow(metric, ours, theirs, ratio)]
 
 
 def _plain(value: Any) -> Any:
@@ -240,10 +256,7 @@ def _notes(runs: Mapping[str, Result]) -> Iterator[str]:
             yield f"{side}: {failed} of {sent} requests failed; latencies are of answered ones"
         if run.interrupted:
             yield f"{side}: interrupted; only the finished repeats are compared"
-    sizes = {run.stack.gpus or run.stack.engines for run in runs.values()}
-    if len(sizes) > 1:
-        each = " and ".join(
-            f"{side} {run.stack.gpus or run.stack.engines}" for side, run in runs.items()
-        )
+    if len({run.stack.units for run in runs.values()}) > 1:
+        each = " and ".join(f"{side} {run.stack.units}" for side, run in runs.items())
         yield f"The stacks have different numbers of GPUs or engines: {each}"
     yield NOT_INTERLEAVED

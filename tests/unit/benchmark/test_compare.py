@@ -99,6 +99,15 @@ class TestUnlikeRuns:
         found = compare(run(), run(machine=busy, stack=stack))
         assert not found.unlike
         assert any("A 2 and B 3" in note for note in found.notes)
+        (rows,) = found.points.values()
+        ratios = {row.metric.name: row.ratio.value for row in rows if row.ratio}
+        assert ratios["requests"] == 1.0
+        assert ratios["requests per engine"] == pytest.approx(2 / 3)
+        assert "TTFT p50 per engine" not in ratios
+
+    def test_rates_of_equal_stacks_are_not_divided(self) -> None:
+        (rows,) = compare(run(), run()).points.values()
+        assert not [row.metric.name for row in rows if " per " in row.metric.name]
 
     def test_more_gpus_of_the_same_kind_are_no_other_machine(self) -> None:
         machine = run().model_dump()["machine"]
