@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+RESULTS = "results.jsonl"
 AnswerVerdict = Literal["right", "wrong", "ended", "lost", "late"]
 
 
@@ -97,7 +98,7 @@ class Results:
                 self._note(json.loads(line))
 
     def _file(self, folder: Path) -> Path:
-        file = folder / "results.jsonl"
+        file = folder / RESULTS
         file.touch()
         return file
 

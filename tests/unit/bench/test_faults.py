@@ -21,6 +21,7 @@ from bench.faults import faults
 from bench.faults import trial as trials
 from bench.faults.faults import Fault, faults_of
 from bench.faults.history import Asked, Results
+from bench.faults.table import COUNTS, table
 from bench.faults.trial import Load
 from deploy.runtime.redis_socket import RedisError, RedisSocket
 from deploy.stack.layout import REDIS_PASSWORD
@@ -281,6 +282,18 @@ class TestResults:
         results.add(self.ROW)
         assert results.bad == 1
         assert results.requests_of("redis killed", 1) is None
+
+
+def test_trials_of_a_fault_are_added_up() -> None:
+    counts = dict.fromkeys(COUNTS, 0) | {"requests": 5, "right": 4, "cut": 1}
+    rows = [
+        {"fault": fault, **counts, "longest s": at, "whole after s": 10.0 * at}
+        for at, fault in enumerate(("a killed", "b stopped", "a killed", "a killed"), 1)
+    ]
+    head, _, first, second = table(rows)
+    assert head.startswith("| fault | trials | requests | right | refused |")
+    assert first == "| a killed | 3 | 15 | 12 | 0 | 0 | 3 | 0 | 0 | 0 | 4 s | 30.0 s, 40.0 s |"
+    assert second == "| b stopped | 1 | 5 | 4 | 0 | 0 | 1 | 0 | 0 | 0 | 2 s | 20.0 s, 20.0 s |"
 
 
 class TestChosen:
