@@ -63,7 +63,9 @@ PARTS = {
         *_STACK, "bench/redis_server.py", "tests/connector/redis_servers.py",
         "tests/e2e/two_networks.py", *E2E["user-redis"],
     ),
-    "gpu-proof": (*_STACK, "bench", "scripts/gpu-proof", *E2E["gpu-proof"]),
+    "gpu-proof": (
+        *_STACK, "bench/gpu_proof", "bench/kit.py", "scripts/gpu-proof", *E2E["gpu-proof"],
+    ),
 }  # fmt: skip
 
 
