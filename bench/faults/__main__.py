@@ -84,7 +84,7 @@ def options() -> argparse.ArgumentParser:
         "--rounds-per-stack",
         type=int,
         default=1,
-        help="the supervisor gives up a service that ends six times within ten minutes",
+        help="at most 5: the supervisor gives up what dies six times without ten calm minutes",
     )
     made.add_argument("--only", choices=KINDS, nargs="+", default=KINDS)
     made.add_argument("--fault", nargs="+", help="by their names, as the results have them")
