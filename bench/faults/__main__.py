@@ -132,7 +132,7 @@ def on_one_stack(
         url, model = running.stack.front.url, running.prepared.plan.model.served_name
         load = Load(
             prompts, known_answers(url, model, prompts), given.clients, _TOKENS,
-            back_s=max(300.0, _BACK * max(started.values())),
+            back_s=max(Load.back_s, _BACK * max(started.values())),
         )  # fmt: skip
         for seed, name in itertools.product(seeds, chosen(running, given)):
             if results.has(name, seed):

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from tests.report.results import REPO, results_folder
 
 # The other lane takes what this one leaves of the cores.
-LOW_PRIORITY = 15
+SECOND = ("nice", "-n", "15")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Run:
         return code
 
     def _code(self, step: Step, output: BinaryIO | None = None) -> int:
-        prefix = ("nice", "-n", str(LOW_PRIORITY)) if output else ()
+        prefix = SECOND if output else ()
         for command in step.commands:
             process = subprocess.Popen(
                 (*prefix, *command),
