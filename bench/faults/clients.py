@@ -13,7 +13,10 @@ import httpx
 
 from bench.faults.history import Asked, History
 
+REFUSED = 503
 _TIMEOUT_S = 120.0
+# Without a pause, clients that are refused would take the CPU that engines need to start again.
+_REFUSED_S = 0.2
 
 
 class Clients:
@@ -53,8 +56,9 @@ class Clients:
     def _run(self, number: int, choice: random.Random) -> None:
         with httpx.Client(base_url=self._url, trust_env=False, timeout=_TIMEOUT_S) as http:
             while not self._ended.is_set():
-                self._history.add(self.ask(http, choice.randrange(len(self._prompts)), number % 2))
-                self._ended.wait(self._pause_s)
+                asked = self.ask(http, choice.randrange(len(self._prompts)), number % 2)
+                self._history.add(asked)
+                self._ended.wait(_REFUSED_S if asked.status == REFUSED else self._pause_s)
 
     def ask(self, http: httpx.Client, prompt: int, stream: int) -> Asked:
         """Send one request and say what came of it."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 RESULTS = "results.jsonl"
+# A verdict each; "refused" and "cut" are lost requests of which that was expected.
+OUTCOMES = ("right", "refused", "ended", "cut", "lost", "wrong", "late")
 AnswerVerdict = Literal["right", "wrong", "ended", "lost", "late"]
 
 

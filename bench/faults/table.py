@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.faults.history import RESULTS
+from bench.faults.history import OUTCOMES, RESULTS
 
-COUNTS = ("requests", "right", "refused", "ended", "cut", "lost", "wrong", "late")
+COUNTS = ("requests", *OUTCOMES)
 HEAD = ("fault", "trials", *COUNTS, "longest request", "all ready again after: median, longest")
 
 

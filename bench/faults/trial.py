@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 
 import httpx
 
-from bench.faults.clients import Clients
+from bench.faults.clients import REFUSED, Clients
 from bench.faults.faults import Fault
-from bench.faults.history import Asked, History
+from bench.faults.history import OUTCOMES, Asked, History, verdict
 from deploy.workflows.running import RunningStack
 
 _POLL_S = 0.1
-_REFUSED = 503
+_BAD = ("wrong", "lost", "late")
 
 Find = Callable[[], RunningStack]
 
@@ -81,20 +82,24 @@ def _judged(
     def meanwhile(one: Asked) -> bool:
         return one.ended_s >= began and one.sent_s <= passed
 
-    verdicts = history.verdicts(load.answers, load.late_s)
-    lost = history.named(("lost",), load.answers, load.late_s)
-    refused = [one for one in lost if one.status == _REFUSED]
-    cut = [one for one in lost if fault.breaks_off and one not in refused and meanwhile(one)]
-    bad = history.named(("wrong", "lost", "late"), load.answers, load.late_s)
+    def outcome(one: Asked) -> str:
+        told = verdict(one, load.answers, load.late_s)
+        if told != "lost":
+            return told
+        if one.status == REFUSED:
+            return "refused"
+        return "cut" if fault.breaks_off and meanwhile(one) else "lost"
+
+    judged = [(outcome(one), one) for one in history.requests]
+    counted = Counter(name for name, _ in judged)
     longest = max((one.ended_s - one.sent_s for one in history.requests), default=0.0)
     return {
-        "requests": len(history.requests),
+        "requests": len(judged),
         "meanwhile": sum(map(meanwhile, history.requests)),
-        "right": verdicts["right"], "ended": verdicts["ended"], "refused": len(refused),
-        "cut": len(cut), "lost": len(lost) - len(refused) - len(cut),
-        "wrong": verdicts["wrong"], "late": verdicts["late"], "longest s": round(longest, 1),
-        "bad": [repr(one) for one in bad if one not in refused and one not in cut],
-    }  # fmt: skip
+        **{name: counted[name] for name in OUTCOMES},
+        "longest s": round(longest, 1),
+        "bad": [repr(one) for name, one in judged if name in _BAD],
+    }
 
 
 def _await_whole(find: Find, before: RunningStack, fault: Fault, limit_s: float) -> None:
