@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from typing import Any
 
 from pdkit_connector.layer_steps import replace_method, was_replaced
@@ -42,7 +44,9 @@ def apply(_setting: Setting) -> str:
 def _with_own_folder(init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     # Not sooner: vLLM serves its metrics in another way where it finds this variable.
     if not os.environ.get(_VARIABLE):
-        os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="lmcache_prometheus-")
+        folder = os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="lmcache_prometheus-")
+        # Also runs in a process of multiprocessing's, such as an engine's core.
+        Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)
     init(*args, **kwargs)
 
 
