@@ -111,8 +111,6 @@ def _unsupported(spec: SettledSpec) -> tuple[tuple[str, object, str], ...]:
     redis = spec.redis
     return (
         ("layerwise", spec.layerwise, "its server moves whole chunks"),
-        ("save_decode_cache", spec.save_decode_cache, "not tested yet"),
-        ("tp", spec.tp > 1, "not tested yet"),
         ("lmcache.staging_gib", spec.lmcache.staging_gib, "engines have no staging memory"),
         ("redis.client", redis.client != "pdkit", "its server reaches Redis by the kit's client"),
     )

@@ -90,7 +90,7 @@ def kv_transfer_config(role: Role, plan: Plan, layout: Layout) -> dict[str, Any]
         "kv_load_failure_policy": "recompute",
     }
     if plan.kv_server:
-        config |= kv_server.transfer_config(layout)
+        config |= kv_server.transfer_config(plan, layout)
     if plan.layerwise:
         # vLLM picks CUDA graph modes by this key; LMCache itself reads its own configuration.
         config["kv_connector_extra_config"] = {"use_layerwise": True}

@@ -59,8 +59,8 @@ def kv_server_service(
             "--chunk-size", str(plan.chunk_size),
             # The other way moves KV by pickle, which runs what a client sends.
             "--supported-transfer-mode", "lmcache_driven",
-            # Each engine's transfers are done in order, and wait for no other engine's.
-            "--max-gpu-workers", str(len(plan.engines)),
+            # Each rank's transfers are done in order, and wait for no other rank's.
+            "--max-gpu-workers", str(len(plan.engines) * plan.tp),
             "--worker-reap-timeout-seconds", str(forget_s),
             "--worker-registration-grace-seconds", str(forget_s * 4),
             "--no-run-script-api-enabled",
@@ -133,7 +133,7 @@ def _limits(plan: Plan) -> TransferLimits:
     )
 
 
-def transfer_config(layout: Layout) -> dict[str, Any]:
+def transfer_config(plan: Plan, layout: Layout) -> dict[str, Any]:
     """Return what vLLM's `--kv-transfer-config` says of the server."""
     return {
         "kv_connector": "PatchedLMCacheMPConnector",
@@ -142,6 +142,7 @@ def transfer_config(layout: Layout) -> dict[str, Any]:
             "lmcache.mp.server_urls": [f"ipc://{layout.kv_requests}"],
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
             "lmcache.mp.heartbeat_interval": HEARTBEAT_S,
+            "lmcache.mp.save_decode_cache": plan.save_decode_cache,
         },
     }
 

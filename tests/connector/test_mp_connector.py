@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from pdkit_connector.mp_connector import (
 from pdkit_connector.serve import MP_MODULE, check
 from pdkit_connector.server_life import Server
 from pdkit_connector.store_barrier import answer
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 
@@ -86,10 +88,23 @@ def following(tmp_path):
 @pytest.fixture
 def adapter(tmp_path, process):
     """Return a worker side whose server is that process; nothing is sent anywhere."""
-    one = object.__new__(GuardedAdapter)
+    return worker_side(GuardedAdapter, HealthEvent(), Server(str(tmp_path / "requests")))
+
+
+@pytest.fixture
+def unguarded(tmp_path, process):
+    """Return LMCache's own."""
+    pinged = threading.Event()
+    pinged.set()
+    kind = upstream.LMCacheMPWorkerAdapter
+    return worker_side(kind, pinged, Server(str(tmp_path / "requests")))
+
+
+def worker_side(kind, pinged, server):
+    one = object.__new__(kind)
     one._server, one._collects = None, False
-    one._health_event = HealthEvent()
-    one._health_event.server = Server(str(tmp_path / "requests"))
+    one._health_event = pinged
+    one._health_event.server = server
     one.lazy_offload = one.dispatcher = None
     one._kv_events_enabled = False
     one.kv_caches, one.blocks_in_chunk, one.transfer_ctx = {}, 1, Transfers()
@@ -172,6 +187,20 @@ def test_nothing_is_sent_until_the_next_server_knows_the_engine(adapter, process
     assert adapter.get_finished({"one"})[1] == {"two"}
     adapter._health_event.server = following
     assert stored(adapter, "three")
+
+
+@pytest.mark.parametrize(
+    "needs_the_guard",
+    [
+        lambda one, *_: test_a_prompt_of_several_steps_is_stored_with_its_last_step(one),
+        lambda one, *_: test_a_slow_server_keeps_the_blocks_that_it_may_touch(one),
+        test_nothing_is_sent_until_the_next_server_knows_the_engine,
+    ],
+    ids=["several steps", "slow server", "next server"],
+)
+def test_lmcache_itself_gives_blocks_back_too_early(needs_the_guard, unguarded, process, following):
+    with pytest.raises(AssertionError):
+        needs_the_guard(unguarded, process, following)
 
 
 def test_transfers_of_the_old_server_are_abandoned_once_the_new_one_knows_the_engine(
@@ -330,6 +359,21 @@ def test_only_the_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "pdkit-1-producer-01-77_0", "pdkit-2-producer-0-1_0",
     ]  # fmt: skip
+
+
+def test_a_rank_that_starts_leaves_the_other_ranks_shared_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(mp_connector, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(upstream.LMCacheMPConnector, "__init__", lambda *_: None)
+    monkeypatch.setattr(mp_connector.CpuShmTensorWrapper, "SHM_NAME_PREFIX", "/lmcache-")
+    monkeypatch.setattr(upstream, "LMCacheMPWorkerAdapter", upstream.LMCacheMPWorkerAdapter)
+    monkeypatch.setattr(upstream, "LMCacheMPSchedulerAdapter", upstream.LMCacheMPSchedulerAdapter)
+    monkeypatch.setenv(mp_connector.SHARED_MEMORY_ENV, "pdkit-1-producer-0")
+    for rank in (0, 1):
+        (tmp_path / f"pdkit-1-producer-0-{rank}-77_0").touch()
+    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1))
+    PatchedLMCacheMPConnector(config, KVConnectorRole.WORKER)
+    assert [file.name for file in tmp_path.iterdir()] == ["pdkit-1-producer-0-0-77_0"]
+    assert mp_connector.CpuShmTensorWrapper.SHM_NAME_PREFIX == "/pdkit-1-producer-0-1-"
 
 
 def test_the_server_listens_on_sockets_whatever_its_address(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Engines that share KV through LMCache's server and Redis behind it; Prometheus watches them."""
+"""Engines of two ranks that share KV through LMCache's server and Redis; Prometheus watches."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ NAME = "mp"
 PORT = free_row()
 METRICS = PORT + 5
 SHARED_MEMORY = Path("/dev/shm")
+# Each stores its part of a chunk as a value of its own.
+RANKS = 2
 ROOM_FOR_SIX_CHUNKS = "0.0029296875"  # GiB
 
 
@@ -42,7 +44,8 @@ def kit(shared_home: Path) -> Deploy:
 @pytest.fixture(scope="module")
 def up(kit: Deploy) -> Iterator[Any]:
     before = set(SHARED_MEMORY.glob("pdkit-*"))
-    with running_stack(kit, NAME, PORT, "--connector", "lmcache-mp", "--monitoring") as data:
+    options = ("--connector", "lmcache-mp", "--tp", str(RANKS), "--save-decode-cache")
+    with running_stack(kit, NAME, PORT, *options, "--monitoring") as data:
         yield data
     assert set(SHARED_MEMORY.glob("pdkit-*")) <= before
 
@@ -60,7 +63,7 @@ def in_redis(engines: Engines, asked: str, chunks: int = 3) -> None:
     """Have the producer store a prompt, and wait until the server has put it into Redis."""
     before = int(engines.store().dbsize())
     engines.ask("producer-0", asked)
-    assert eventually(lambda: int(engines.store().dbsize()) >= before + chunks)
+    assert eventually(lambda: int(engines.store().dbsize()) >= before + chunks * RANKS)
 
 
 def computed(engines: Engines, asked: str) -> Completion:
@@ -76,6 +79,7 @@ def test_every_eligible_token_is_loaded_at_once(kit: Deploy, up: Any) -> None:
     assert found["hit_rate"]["eligible_rate"] == 1.0
     assert found["store_race"]["eligible_rate"] == 1.0
     assert found["turns"]["hits"] == found["turns"]["eligible"] > 0
+    assert found["decode_reuse"]["hits"] == found["decode_reuse"]["eligible"] > 0
     assert found["burst"]["failed"] == 0
     assert found["equivalence"]["mismatched"] == 0
     assert found["equivalence"]["compared"] > 0
@@ -102,7 +106,7 @@ def test_wrong_kv_in_the_servers_memory_fails_the_check(
     store.flushdb()
 
     def exchange(session: Session, asked: Sequence[int]) -> None:
-        keys = stored_keys(store, len(asked) // session.chunk)
+        keys = stored_keys(store, RANKS * len(asked) // session.chunk)
         one, two = (payload(store, key) for key in keys[:2])
         replace_in_memory(pid, {one: two, two: one} if exchanged else {one: one, two: two})
 
@@ -122,7 +126,8 @@ def test_the_server_knows_the_engines_by_the_numbers_that_they_report(
     for name in ("producer-0", "consumer-0"):
         with engines.api(name) as api:
             reports.append(ConnectorReport.read(api.metrics()).kv)
-    assert {kv["instance"] for kv in reports} == set(known)
+    assert len(known) == len(reports) * RANKS
+    assert {kv["instance"] for kv in reports} < set(known), "the first rank speaks for an engine"
     assert {kv["lmcache"] for kv in reports} == {version.partition("+")[0]}
 
 
@@ -210,7 +215,7 @@ def test_prometheus_sees_the_server_and_its_lack_of_room(
     services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
     engines.start_otherwise({"kv-server": with_arguments("--l1-size-gb", ROOM_FOR_SIX_CHUNKS)})
     with EngineApi(f"unix://{services['kv-server']['url']}") as server:
-        assert eventually(lambda: len(server.known_engines()) == 2)
+        assert eventually(lambda: len(server.known_engines()) == 2 * RANKS)
     engines.ask("producer-0", "other " * 700)  # no step of which fits
     asked: list[str] = []
 

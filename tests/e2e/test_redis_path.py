@@ -25,6 +25,9 @@ from tests.ports import free_row
 
 HEADER = 128
 LAYERS = 4
+# In its last stack, where each of two ranks stores its part of a layer of a chunk.
+RANKS = 2
+VALUES = LAYERS * RANKS
 
 
 def up(folder: Path, name: str, port: int, *options: str) -> Iterator[Engines]:
@@ -249,7 +252,8 @@ def test_status_and_check_show_what_moved(plain: Engines) -> None:
 def layered(tmp_path_factory: pytest.TempPathFactory, plain: Engines) -> Iterator[Engines]:
     plain.kit.ok("down", "--name", plain.name)
     folder = tmp_path_factory.mktemp("layers")
-    yield from up(folder, "layers", free_row(), "--layerwise", "--save-decode-cache")
+    options = ("--layerwise", "--save-decode-cache", "--tp", str(RANKS))
+    yield from up(folder, "layers", free_row(), *options)
 
 
 def test_a_chunk_without_one_of_its_layers_is_computed_again(layered: Engines) -> None:
@@ -261,12 +265,12 @@ def test_a_chunk_without_one_of_its_layers_is_computed_again(layered: Engines) -
     assert layered.kit.ok("check", "--name", layered.name)["passed"]
     prompt = text(4 * CHUNK + 50, "layers")
     keys = layered.keys_by_chunk(prompt)
-    assert [len(of_chunk) for of_chunk in keys] == [LAYERS] * 4, "one value a layer of a chunk"
+    assert [len(of_chunk) for of_chunk in keys] == [VALUES] * 4, "one a layer and rank"
     layered.forget()
     reference = layered.ask("producer-0", prompt)
-    for layer, damage in ((0, lose), (LAYERS - 1, lose), (1, flip)):
+    for value, damage in ((0, lose), (VALUES - 1, lose), (1, flip)):
         layered.keys_by_chunk(prompt)
-        damage(layered.store(), keys[2][layer], keys[3][layer])
+        damage(layered.store(), keys[2][value], keys[3][value])
         layered.forget()
         assert_same(reference, layered.ask("consumer-0", prompt))
     assert layered.is_alive("consumer-0")
@@ -277,7 +281,7 @@ def test_decoded_tokens_are_stored(layered: Engines) -> None:
     layered.store().flushall()
     layered.forget()
     layered.ask("consumer-0", text(300, "decoded"), 300)
-    assert eventually(lambda: layered.store().dbsize() == 2 * LAYERS)
+    assert eventually(lambda: layered.store().dbsize() == 2 * VALUES)
 
 
 def marked(layered: Engines) -> list[bytes]:
@@ -292,7 +296,7 @@ def test_a_check_leaves_no_layer(layered: Engines) -> None:
     assert data["hit_rate"]["eligible_rate"] == 1.0
     for phase in ("store_race", "turns", "decode_reuse", "burst"):
         assert data[phase]["hits"] == data[phase]["eligible"] > 0, phase
-    assert data["redis"]["keys_removed"] > 30 * LAYERS
+    assert data["redis"]["keys_removed"] > 30 * VALUES
     assert set(layered.store().keys()) == before
 
 
@@ -317,7 +321,7 @@ def test_layers_have_no_tags_without_the_fix(layered: Engines) -> None:
     prompt = list(text(2 * CHUNK + 10, "tags").encode())
     with layered.api("producer-0") as producer:
         producer.complete(MODEL, prompt, max_tokens=1, tag="check-none")
-    assert len(set(layered.store().keys()) - before) == 2 * LAYERS
+    assert len(set(layered.store().keys()) - before) == 2 * VALUES
     assert not marked(layered)
     with layered.api("consumer-0") as consumer:
         assert not consumer.complete(MODEL, prompt, max_tokens=1, tag="check-none").cached_tokens

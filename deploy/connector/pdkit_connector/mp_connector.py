@@ -162,6 +162,8 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
         upstream.LMCacheMPWorkerAdapter = GuardedAdapter
         upstream.LMCacheMPSchedulerAdapter = GuardedSchedulerAdapter
         if prefix := os.environ.get(SHARED_MEMORY_ENV):
+            # Of its own for each rank: the others' may be in use when this one starts.
+            prefix = f"{prefix}-{vllm_config.parallel_config.rank}"
             CpuShmTensorWrapper.SHM_NAME_PREFIX = f"/{prefix}-"
             if role == KVConnectorRole.WORKER:
                 remove_left(prefix)
@@ -205,7 +207,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
 
 
 def remove_left(prefix: str) -> None:
-    """Remove shared memory that an engine of this name left when it was killed."""
+    """Remove shared memory that a worker of this name left when it was killed."""
     left = sorted(_SHARED_MEMORY.glob(f"{prefix}-*"))
     for file in left:
         with suppress(OSError):  # such as another user's

@@ -50,7 +50,6 @@ def test_the_default_connector_names_its_successor_if_that_works(prepared: Make)
             {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "versions": CATALOGUE},
             "vLLM 0.25.1 with LMCache 0.5.3 on cuda through LMCache's server is untested",
         ),
-        ({"tp": 2}, "--tp: 2 does not work with lmcache-mp"),
         ({"layerwise": True}, "--layerwise: true does not work with lmcache-mp"),
     ],
 )

@@ -129,6 +129,22 @@ def test_engines_are_told_of_the_server(prepared: Make, engine: str, role: str) 
     assert env["PDKIT_SHARED_MEMORY"].endswith(f"-{engine}")
 
 
+def test_consumers_store_what_they_decode_if_asked_to(prepared: Make) -> None:
+    for asked, role in ((False, "kv_consumer"), (True, "kv_both")):
+        stack = prepared(**MP, save_decode_cache=asked).stack
+        argv = stack.service("consumer-0").argv
+        config = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+        assert config["kv_role"] == role
+        assert config["kv_connector_extra_config"]["lmcache.mp.save_decode_cache"] is asked
+
+
+def test_the_ranks_of_an_engine_wait_for_no_other_rank(prepared: Make) -> None:
+    made = prepared(**MP, topology="1p2d", tp=2, engine={"kv_cache_gib": 1})
+    at = made.stack.service("kv-server").argv
+    assert at[at.index("--max-gpu-workers") + 1] == "6"
+    assert 6144 <= made.plan.shared_memory_mib < 6150, "each has its own part of the KV"
+
+
 def test_memory_counts_the_server_and_no_staging(prepared: Make) -> None:
     plan = prepared(**MP, lmcache={"server_gib": 3}, redis={"memory_gib": 2}).plan
     assert plan.kv_server is not None
@@ -164,8 +180,6 @@ def test_plan_shows_the_server(prepared: Make) -> None:
     ("fields", "setting"),
     [
         ({"layerwise": True}, "--layerwise"),
-        ({"save_decode_cache": True}, "--save-decode-cache"),
-        ({"tp": 2}, "--tp"),
         ({"given": replace(TINY, ref="/models/tiny@2")}, "--model"),
         ({"topology": "2a"}, "--connector"),
         (

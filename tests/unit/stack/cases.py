@@ -102,6 +102,6 @@ def all_cases() -> dict[str, dict[str, Any]]:
             **TOPOLOGIES[topology], **OPTIONS[option],
         }
         for vendor in ("cpu", "cuda")
-        for topology in ("1p1d", "2p2d", "2a+redis")
-        for option in ("plain", "folder", "own-redis", "monitoring")
+        for topology in ("1p1d", "2p2d", "tp2", "2a+redis")
+        for option in ("plain", "save-decode-cache", "folder", "own-redis", "monitoring")
     }  # fmt: skip
