@@ -13,6 +13,7 @@ from pathlib import Path
 from time import sleep
 from typing import Literal
 
+from deploy.config.choices import IN_ENGINES, MP
 from deploy.runtime.process import sessions
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.stack.layout import REDIS_PASSWORD
@@ -106,6 +107,11 @@ def _commands(running: RunningStack, command: Callable[..., object]) -> Iterator
         yield Fault(
             f"deploy {' '.join(one)}", "command", lambda one=one: _ran(command, *one, *names)
         )
+    # A process has no image that could be swapped; its engines are replaced all the same.
+    other = IN_ENGINES if running.prepared.plan.kv_server else MP
+    yield Fault(
+        "deploy swap", "command", lambda: _ran(command, "swap", "--connector", other, *names)
+    )
 
 
 def _ran(command: Callable[..., object], *arguments: str) -> None:

@@ -65,8 +65,9 @@ def trial(find: Find, fault: Fault, load: Load, seed: int, file: Path | None) ->
         _await_whole(find, before, fault, load.back_s)
         whole_s = time.monotonic() - passed
         time.sleep(load.after_s)
-    after = find().state.services
-    restarted = [name for name, was in before.state.services.items() if after[name].pid != was.pid]
+    old = {name: one.pid for name, one in before.state.services.items()}
+    now = find().state.services  # a swap may have added one, or taken one away
+    restarted = [name for name, one in now.items() if old.get(name) != one.pid]
     judged = _judged(history, fault, load, began, passed)
     return {
         "fault": fault.name, "seed": seed, **judged, "lasted s": round(passed - began, 1),

@@ -29,7 +29,10 @@ from deploy.workflows.running import RunningStack, require_stack
 from tests.unit.workflows.conftest import Lab, opened
 
 Eventually = Callable[..., None]
-COMMANDS = ["deploy restart router", "deploy restart redis", "deploy up --resume --no-check"]
+COMMANDS = [
+    "deploy restart router", "deploy restart redis", "deploy up --resume --no-check",
+    "deploy swap",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,7 @@ def test_a_command_is_run(running: RunningStack) -> None:
     names = ("--name", "pdkit")
     assert ran == [
         ("restart", "router", *names), ("restart", "redis", *names),
-        ("up", "--resume", "--no-check", *names),
+        ("up", "--resume", "--no-check", *names), ("swap", "--connector", "lmcache-mp", *names),
     ]  # fmt: skip
 
 
