@@ -107,11 +107,18 @@ def _commands(running: RunningStack, command: Callable[..., object]) -> Iterator
         yield Fault(
             f"deploy {' '.join(one)}", "command", lambda one=one: _ran(command, *one, *names)
         )
-    # A process has no image that could be swapped; its engines are replaced all the same.
-    other = IN_ENGINES if running.prepared.plan.kv_server else MP
-    yield Fault(
-        "deploy swap", "command", lambda: _ran(command, "swap", "--connector", other, *names)
-    )
+    # Processes have no image to swap: the connector is, which replaces the engines all the same.
+    there = IN_ENGINES if running.prepared.plan.kv_server else MP
+    swaps = [
+        ("swap", "--connector", there),
+        ("swap", "--connector", running.prepared.plan.connector),
+    ]
+
+    def swap() -> None:
+        for one in swaps:
+            command(*one, *names)
+
+    yield Fault("deploy swap, and back", "command", swap)
 
 
 def _ran(command: Callable[..., object], *arguments: str) -> None:

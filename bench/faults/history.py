@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 RESULTS = "results.jsonl"
-# A verdict each; "refused" and "cut" are lost requests of which that was expected.
+# One for each request. "refused" and "cut" are lost requests that the fault explains.
 OUTCOMES = ("right", "refused", "ended", "cut", "lost", "wrong", "late")
 AnswerVerdict = Literal["right", "wrong", "ended", "lost", "late"]
 

@@ -87,29 +87,23 @@ def shared_memory(seen: Seen) -> Verdict | None:
     if plan is None or seen.host is None or seen.host.shm_free_mib is None:
         return None
     free, ranks = seen.host.shm_free_mib, plan.tp * len(plan.engines)
-    if plan.shared_memory_mib:
-        return _kv_in_shared_memory(free, plan)
-    needed = _SHM_MIB_A_RANK * ranks if plan.tp > 1 else 64
+    kv = plan.shared_memory_peak_mib
+    if free < kv:
+        return fail(
+            f"{_SHM} has {free} MiB free; the KV of the engines and of one more that restarts "
+            f"takes {kv}",
+            "an engine crashes with a bus error when it is full",
+            "a smaller engine.kv_cache_gib or fewer engines; in a container: docker run "
+            f"--shm-size; else: sudo mount -o remount,size={2 * kv}m {_SHM}",
+        )
+    needed = kv + (_SHM_MIB_A_RANK * ranks if plan.tp > 1 else 64)
     if free >= needed:
-        return ok(f"{_SHM} has {free} MiB free")
+        also = f"; KV, with one engine restarting, takes {kv}" if kv else ""
+        return ok(f"{_SHM} has {free} MiB free{also}")
     return warn(
         f"{_SHM} has {free} MiB free, and {ranks} ranks may use {needed}",
         "the ranks of an engine communicate through it, and crash with a bus error if it is full",
         "in a container: docker run --shm-size 16g; else: sudo mount -o remount,size=16g /dev/shm",
-    )
-
-
-def _kv_in_shared_memory(free_mib: int, plan: Plan) -> Verdict:
-    """Judge whether the KV fits that engines keep there for LMCache's server to reach."""
-    needed = plan.shared_memory_peak_mib
-    if free_mib >= needed:
-        return ok(f"{_SHM} has {free_mib} MiB free; KV, with one engine restarting, takes {needed}")
-    return fail(
-        f"{_SHM} has {free_mib} MiB free; the KV of the engines and of one more that restarts "
-        f"takes {needed}",
-        "an engine crashes with a bus error when it is full",
-        "a smaller engine.kv_cache_gib or fewer engines; in a container: docker run --shm-size; "
-        f"else: sudo mount -o remount,size={2 * needed}m {_SHM}",
     )
 
 
@@ -214,7 +208,8 @@ RULES = (
         "host.shm", shared_memory,
         looks_at="free space in `/dev/shm`, for processes",
         fails="with `--connector lmcache-mp`: less than the KV of the engines and one more",
-        warns="less than 1 GiB per rank with `--tp`, else 64 MiB", fix="`--shm-size` or a remount",
+        warns="besides, less than 1 GiB per rank with `--tp`, else 64 MiB",
+        fix="`--shm-size` or a remount",
     ),
     Rule(
         "host.numa", _numa,

@@ -16,11 +16,11 @@ _HUB_SPARE = 1.1
 def store(seen: Seen) -> Verdict | None:
     """Judge whether the KV of the longest prompt fits into the store."""
     plan = seen.plan
-    if plan is None or plan.kv_bytes_per_token is None or plan.max_model_len is None:
+    if plan is None or plan.limits.token_bytes is None or plan.max_model_len is None:
         return None
     if not plan.shares_kv:
         return None
-    length, prompt = plan.max_model_len, plan.max_model_len * plan.kv_bytes_per_token
+    length, a_token = plan.max_model_len, plan.limits.token_bytes * plan.limits.ranks
     tokens, server = plan.store_tokens, plan.kv_server
     what = "LMCache's server" if server else "Redis"
     setting = "lmcache: {server_gib" if server else "redis: {memory_gib"
@@ -28,7 +28,7 @@ def store(seen: Seen) -> Verdict | None:
         return warn(
             f"{what} holds {tokens} tokens of KV, but a prompt may have {length}",
             "the start of a long prompt is evicted while its end is stored, so it never hits",
-            f"{setting}: {2 * prompt / GIB:.1f}}} in deploy.yaml",
+            f"{setting}: {2 * length * a_token / GIB:.1f}}} in deploy.yaml",
         )
     held = "your own Redis" if tokens is None else f"{what} holds {tokens:,} tokens of KV"
     return ok(f"{held}; a prompt has at most {length:,}")

@@ -54,7 +54,7 @@ class KvServerPressure:
     """What LMCache's server had no memory for, in a time.
 
     Attributes:
-        no_room: chunks that were not stored, or not loaded from Redis.
+        no_room: chunks of ranks that were not stored, or not loaded from Redis.
         evictions: how often it dropped a part of its KV.
     """
 

@@ -39,6 +39,7 @@ class TransferLimits:
 
     Attributes:
         ranks: ranks per engine that store; 1 for an MLA model, whose ranks hold the same KV.
+        token_bytes: KV of one token on each of them; None while the model's config is unknown.
         staging_gib: host memory for chunks in transit, including those that wait to be stored.
         value_bytes: size of a chunk's value, or in layerwise mode of one layer of it; None while
             the model's config is unknown.
@@ -49,6 +50,7 @@ class TransferLimits:
     """
 
     ranks: int
+    token_bytes: int | None
     staging_gib: float
     value_bytes: int | None
     chunk_memory: int | None
@@ -105,6 +107,7 @@ def redis_limits(
     lookup_s = _LOOKUP_S + senders * _SENDER_BYTES / _SLOWEST + keys * _KEY_S
     return TransferLimits(
         ranks=traffic.ranks,
+        token_bytes=traffic.token_bytes,
         staging_gib=staging / GIB,
         value_bytes=value,
         chunk_memory=_chunk_memory(spec, traffic, shape, value),

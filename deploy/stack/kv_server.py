@@ -124,7 +124,7 @@ def _second_tier(settings_file: str) -> str:
 def _limits(plan: Plan) -> TransferLimits:
     """Return the limits of a client that loads prompts whole, where engines load in pieces."""
     limits = plan.limits
-    prompt_bytes = (plan.max_model_len or 0) * (plan.kv_bytes_per_token or 0)
+    prompt_bytes = (plan.max_model_len or 0) * (limits.token_bytes or 0)
     pieces = max(1.0, prompt_bytes / (limits.staging_gib * GIB))
     return replace(
         limits,

@@ -1,4 +1,4 @@
-"""LMCache's folder for metrics, of which a process leaves nothing."""
+"""LMCache's folder for metrics is removed when its process ends."""
 
 from __future__ import annotations
 

@@ -40,6 +40,9 @@ CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 class Transfers:
     """Takes transfers and ends none; a test ends them."""
 
+    def flush_inflight_stores(self):
+        pass
+
     def submit_store(self, *_args, **_named):
         return MessagingFuture()
 
@@ -154,6 +157,33 @@ def test_a_slow_server_keeps_the_blocks_that_it_may_touch(adapter):
     assert not adapter.error_block_ids
 
 
+def preempts(adapter):
+    """Have vLLM reuse the blocks of a store; return the thread that makes sure that it may."""
+    waiting = threading.Thread(target=adapter.handle_preemptions, args=(True,))
+    waiting.start()
+    waiting.join(0.5)
+    return waiting
+
+
+def test_blocks_of_a_preempted_request_are_not_reused_while_a_slow_server_reads_them(adapter):
+    store = stored(adapter, "one")
+    adapter._health_event.clear()
+    waiting = preempts(adapter)
+    assert waiting.is_alive()
+    store.set_result(True)
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
+def test_blocks_of_a_preempted_request_are_reused_if_the_server_ends(adapter, process):
+    stored(adapter, "one")
+    waiting = preempts(adapter)
+    assert waiting.is_alive()
+    process.kill()
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
 def test_nothing_more_is_sent_to_a_slow_server(adapter):
     stored(adapter, "one")
     adapter._health_event.clear()
@@ -194,9 +224,12 @@ def test_nothing_is_sent_until_the_next_server_knows_the_engine(adapter, process
     [
         lambda one, *_: test_a_prompt_of_several_steps_is_stored_with_its_last_step(one),
         lambda one, *_: test_a_slow_server_keeps_the_blocks_that_it_may_touch(one),
+        lambda one, *_: (
+            test_blocks_of_a_preempted_request_are_not_reused_while_a_slow_server_reads_them(one)
+        ),
         test_nothing_is_sent_until_the_next_server_knows_the_engine,
     ],
-    ids=["several steps", "slow server", "next server"],
+    ids=["several steps", "slow server", "preempted", "next server"],
 )
 def test_lmcache_itself_gives_blocks_back_too_early(needs_the_guard, unguarded, process, following):
     with pytest.raises(AssertionError):

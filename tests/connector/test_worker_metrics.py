@@ -120,6 +120,13 @@ def test_fixes_and_kv_are_reported_by_one_worker(monkeypatch):
     assert "pdkit_connector_info{lmcache=" in page
 
 
+def test_each_workers_number_is_reported(monkeypatch):
+    one, other = WorkerReport(), WorkerReport()
+    for number, report in enumerate((one, other), 7):
+        report.set_kv({"instance": number})
+    assert r"\"instances\": [7, 8]" in reporting(monkeypatch, one, other)
+
+
 def test_the_newest_failure_of_each_kind_is_reported(monkeypatch):
     one, other = WorkerReport(), WorkerReport()
     one.redis_failed("storing", "oom", "first")

@@ -25,7 +25,7 @@ from tests.ports import free_row
 
 HEADER = 128
 LAYERS = 4
-# In its last stack, where each of two ranks stores its part of a layer of a chunk.
+# Of the last stack here: each rank stores its own part of every layer of a chunk.
 RANKS = 2
 VALUES = LAYERS * RANKS
 

@@ -76,7 +76,8 @@ async def answer() -> bytes:
 def families(dumps: Iterable[bytes]) -> Iterator[Any]:
     """Yield the reports of an engine's workers as Prometheus' metrics.
 
-    All workers have the same fixes and KV: the first that has them speaks for all.
+    All workers have the same fixes and KV: the first that has them speaks for all. Under which
+    number LMCache's server knows it (`instance`) is each worker's own.
     """
     reports = [json.loads(dump) for dump in dumps]
     fixes = next((report["fixes"] for report in reports if report["fixes"]), None)
@@ -86,6 +87,8 @@ def families(dumps: Iterable[bytes]) -> Iterator[Any]:
         yield _info(CONNECTOR, "The connector, and whether its fixes are tested.", [release])
         yield _info(FIX, "A fix of the connector, its state and why.", fixes)
     if kv:
+        known = [report["kv"]["instance"] for report in reports if "instance" in report["kv"]]
+        kv = {**kv, "instances": known} if known else kv
         facts = {"facts": json.dumps(kv, sort_keys=True)}
         yield _info(KV, "The format of KV in this engine, as JSON.", [facts])
     if failures := [failure for report in reports for failure in report["redis"]]:

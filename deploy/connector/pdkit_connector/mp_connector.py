@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,8 @@ from pdkit_connector.worker import open_socket
 
 SOCKET_ENV = "PDKIT_KV_SERVER_SOCKET"
 SHARED_MEMORY_ENV = "PDKIT_SHARED_MEMORY"
+# How often a worker that waits for a store looks whether the server has ended.
+_POLL_S = 0.2
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
 
 
@@ -105,7 +106,19 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
         finally:
             self._collects = False
 
-    def stores_under_way(self) -> set[Hashable]:
+    def handle_preemptions(self, need_flush_before_forward: bool) -> None:
+        """Wait until stores have ended, or their server has: their blocks may be reused now.
+
+        LMCache waits only while pings are answered, and not longer than for any message.
+        """
+        server = self._server
+        while need_flush_before_forward and server and not server.ended:
+            if not (stores := self.stores_under_way()):
+                break
+            next(iter(stores)).wait(_POLL_S)
+        super().handle_preemptions(need_flush_before_forward)
+
+    def stores_under_way(self) -> set[Any]:
         """Return what stands for each store that the server has not ended; any thread may ask."""
         return {one for one in list(self.store_futures.values()) if not one.query()}
 
@@ -162,7 +175,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
         upstream.LMCacheMPWorkerAdapter = GuardedAdapter
         upstream.LMCacheMPSchedulerAdapter = GuardedSchedulerAdapter
         if prefix := os.environ.get(SHARED_MEMORY_ENV):
-            # Of its own for each rank: the others' may be in use when this one starts.
+            # Each rank has its own: when it starts, the others may be using theirs.
             prefix = f"{prefix}-{vllm_config.parallel_config.rank}"
             CpuShmTensorWrapper.SHM_NAME_PREFIX = f"/{prefix}-"
             if role == KVConnectorRole.WORKER:

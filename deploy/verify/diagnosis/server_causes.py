@@ -81,7 +81,7 @@ def forgets(evidence: Evidence) -> Diagnosis | None:
     unknown = [
         name
         for name, kv in running.items()
-        if "instance" in kv and kv["instance"] not in server.engines
+        if not set(kv.get("instances", ())) <= set(server.engines)
     ]
     if not unknown:
         return None

@@ -66,7 +66,7 @@ def drop_from_memory(running: RunningStack, engine: str, prompt: Sequence[int]) 
     model = options(running.stack.service(engine).argv)["--model"]
     deadline = time.monotonic() + _STORED_WITHIN_S
     with EngineApi(running.stack.service(plan.kv_server.name).url, timeout_s=5.0) as api:
-        while not api.forget(model, plan.tp, prompt):
+        while not api.forget(model, plan.limits.ranks, prompt):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S)

@@ -31,7 +31,7 @@ from tests.unit.workflows.conftest import Lab, opened
 Eventually = Callable[..., None]
 COMMANDS = [
     "deploy restart router", "deploy restart redis", "deploy up --resume --no-check",
-    "deploy swap",
+    "deploy swap, and back",
 ]  # fmt: skip
 
 
@@ -110,6 +110,7 @@ def test_a_command_is_run(running: RunningStack) -> None:
     assert ran == [
         ("restart", "router", *names), ("restart", "redis", *names),
         ("up", "--resume", "--no-check", *names), ("swap", "--connector", "lmcache-mp", *names),
+        ("swap", "--connector", "lmcache", *names),
     ]  # fmt: skip
 
 

@@ -268,6 +268,10 @@ CASES = [
         {"connector": "lmcache-mp"},
     ),
     Case("host.shm", "warn", "4 ranks may use 4096", host(shm_free_mib=64), {"tp": 2}),
+    Case(
+        "host.shm", "warn", "4 ranks may use 7168", host(shm_free_mib=7000),
+        {"connector": "lmcache-mp", "tp": 2},
+    ),
     Case("host.numa", "ok", "one NUMA node", host(numa={0: "0-15"})),
     Case("host.numa", "ok", "node 1: CPUs 8-15", host(numa=TWO_NODES, numa_balancing=True)),
     cuda("host.numa", "warn", "moves pages", host(numa=TWO_NODES, numa_balancing=True)),

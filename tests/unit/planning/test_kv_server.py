@@ -16,7 +16,7 @@ from deploy.output.plan_view import plan_data, plan_view
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.workflows.prepare import Prepared
 from tests.unit.conftest import TINY
-from tests.unit.stack.cases import machine_with
+from tests.unit.stack.cases import FOLDER_MODEL, machine_with
 
 Make = Callable[..., Prepared]
 MP = {"connector": "lmcache-mp"}
@@ -143,6 +143,28 @@ def test_the_ranks_of_an_engine_wait_for_no_other_rank(prepared: Make) -> None:
     at = made.stack.service("kv-server").argv
     assert at[at.index("--max-gpu-workers") + 1] == "6"
     assert 6144 <= made.plan.shared_memory_mib < 6150, "each has its own part of the KV"
+
+
+def test_a_token_takes_more_where_several_ranks_have_the_same_kv_heads(prepared: Make) -> None:
+    """The tiny model has two KV heads."""
+    plans = [prepared(**MP, tp=tp).plan for tp in (1, 2, 4)]
+    one, two, four = (plan.store_tokens or 0 for plan in plans)
+    assert one == two == 2 * four > 0
+
+
+def test_the_time_for_a_load_follows_from_what_each_rank_loads(prepared: Make) -> None:
+    def pieces(tp: int) -> float:
+        """Return how much longer a whole prompt may take than full staging memory."""
+        machine = machine_with("cuda", 0, 1, 2, 3)
+        made = prepared(
+            vendor="cuda", machine=machine, connector="lmcache-mp", topology="1p1d", tp=tp,
+            given=FOLDER_MODEL,
+        )  # fmt: skip
+        own = yaml.safe_load(made.stack.service("kv-server").files[0].text)
+        return float(own["pdkit.load_s"]) / made.plan.limits.load_s
+
+    assert pieces(1) > 1.5
+    assert pieces(2) == pytest.approx(pieces(1), rel=0.02)
 
 
 def test_memory_counts_the_server_and_no_staging(prepared: Make) -> None:

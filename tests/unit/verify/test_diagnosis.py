@@ -53,10 +53,14 @@ HEALTHY = Evidence(
 MP_KV = {"client": "lmcache-mp", "lmcache": "0.5.6", "model": "/models/tiny", "world_size": 1,
          "chunk_size": 256}  # fmt: skip
 MP_ENGINES = (
-    replace(PRODUCER, connector="PatchedLMCacheMPConnector", fixes={}, kv={**MP_KV, "instance": 7}),
-    replace(CONSUMER, connector="PatchedLMCacheMPConnector", fixes={}, kv={**MP_KV, "instance": 8}),
+    replace(
+        PRODUCER, connector="PatchedLMCacheMPConnector", fixes={}, kv={**MP_KV, "instances": [6, 7]}
+    ),
+    replace(
+        CONSUMER, connector="PatchedLMCacheMPConnector", fixes={}, kv={**MP_KV, "instances": [8]}
+    ),
 )
-SERVER = ServerFacts("kv-server", 1024, lmcache="0.5.6", engines=(7, 8))
+SERVER = ServerFacts("kv-server", 1024, lmcache="0.5.6", engines=(6, 7, 8))
 SERVER_STORE = StoreFacts(services=("kv-server",), name="LMCache's server")
 NO_NUMBERS = 'HTTP 400: {"message": "Out of range float values are not JSON compliant: nan"}'
 PROMPT = OwnPrompt("producer-0", "consumer-0", 811, 256, local=0, loaded=768)
@@ -112,7 +116,7 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
         server(lmcache="0.5.5"), "lmcache_differs", "producer-0, consumer-0 0.5.6; kv-server 0.5.5",
     ),
     "LMCache's server forgot an engine": (
-        server(engines=(7,)), "engine_unknown", "does not know consumer-0",
+        server(engines=(6, 7)), "engine_unknown", "does not know consumer-0",
     ),
     "no room in LMCache's server": (
         server(no_room=3), "server_full", "had no room (1024 MiB) for 3 chunks",
@@ -405,6 +409,10 @@ def test_a_healthy_lmcache_server_is_not_a_cause() -> None:
     assert codes(**server(evictions=9, no_room=9)) == [], "nothing was missed"
 
 
+def test_an_engine_of_which_the_server_does_not_know_a_rank_is_named() -> None:
+    assert codes(missed=True, **server(engines=(6, 8))) == ["engine_unknown"]
+
+
 def test_missing_facts_of_lmcaches_server_are_not_a_cause() -> None:
     """An engine of another kit reports no instance, and one that ended is known to nobody."""
     assert codes(missed=True, **server(lmcache="", engines=None)) == ["not_found"]
@@ -412,7 +420,7 @@ def test_missing_facts_of_lmcaches_server_are_not_a_cause() -> None:
     older = {"engines": tuple(replace(engine, kv=kv) for engine in MP_ENGINES)}
     assert codes(missed=True, **{**server(engines=()), **older}) == ["not_found"]
     died = {"engines": (MP_ENGINES[0], replace(MP_ENGINES[1], ended=True))}
-    assert codes(missed=True, **{**server(engines=(7,)), **died}) == ["engine_died"]
+    assert codes(missed=True, **{**server(engines=(6, 7)), **died}) == ["engine_died"]
 
 
 @pytest.mark.parametrize("free_mib", [512, None])

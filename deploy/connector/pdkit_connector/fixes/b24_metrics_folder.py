@@ -57,7 +57,7 @@ FIX = Fix(
     reason=(
         "LMCache writes its metrics into /tmp/lmcache_prometheus, whoever made it: if another user "
         "did, or made a file of that name, no engine starts. The fix makes a private "
-        "folder below TMPDIR."
+        "folder below TMPDIR, and removes it when the process ends."
     ),
     probe=probe,
     apply=apply,
