@@ -1,21 +1,22 @@
 """The file with the drained engines, which the router reads again whenever it changes.
 
-A line is the name of an engine. `deploy restart` adds its process id: such a line counts only while
-that command holds a lock beside the file, which the kernel takes from it however it ends.
+A line is the name of an engine. `deploy restart` and `deploy swap` add their process id: such a
+line counts only while that command holds a lock beside the file, which the kernel takes from it
+however it ends.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.errors import StateError
 
 BY_PERSON = "deploy drain"
-_BY_RESTART = "restart:"
+_BY_COMMAND = "restart:"
 _LOCK_S = 10.0
 
 
@@ -29,7 +30,7 @@ def drained_engines(file: Path) -> Mapping[str, str]:
     owned = {words[0]: words[1] for words in lines if len(words) == 2}
     if owned and _is_owned(file):
         for engine, owner in owned.items():
-            found.setdefault(engine, f"deploy restart (pid {owner.removeprefix(_BY_RESTART)})")
+            found.setdefault(engine, f"a restart or swap (pid {owner.removeprefix(_BY_COMMAND)})")
     return found
 
 
@@ -40,16 +41,16 @@ def write_drained(file: Path, engine: str, *, drained: bool) -> None:
 
 
 @contextmanager
-def drained_by_restart(file: Path, engine: str) -> Iterator[None]:
-    """Drain an engine for the length of a block; at most as long as this process lives."""
-    from deploy.runtime.lock import held  # only a restart needs it, not `deploy status`
+def drained_by_command(file: Path, engines: Iterable[str]) -> Iterator[None]:
+    """Drain engines for the length of a block; at most as long as this process lives."""
+    from deploy.runtime.lock import held  # `deploy status` does not need it
 
     lock = _lock_file(file)
     refusal = StateError(f"{lock} is locked by another process", hint="deploy restart router")
     # The router, which may be another user, reads it for a moment; longer is an error.
     with held(lock, refusal, within_s=_LOCK_S, mode=0o644):
         before = sorted(_by_person(file))
-        _write(file, [*before, f"{engine} {_BY_RESTART}{os.getpid()}"])
+        _write(file, [*before, *(f"{engine} {_BY_COMMAND}{os.getpid()}" for engine in engines)])
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 from deploy.errors import StackUnhealthy, StateError
 from deploy.metrics.router import EngineView
 from deploy.planning.engines import ENGINE_ROLES
-from deploy.runtime.drains import drained_by_restart, drained_engines, write_drained
+from deploy.runtime.drains import drained_by_command, drained_engines, write_drained
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home
 from deploy.workflows.prepare import Report
@@ -78,7 +78,7 @@ def drained_for_now(
     Raises:
         StackUnhealthy: its requests did not end in time, or the router goes on leaving it out.
     """
-    with drained_by_restart(_file(home, running), engine):
+    with drained_by_command(_file(home, running), (engine,)):
         wait_until_idle(running, engine, report, options.wait_s)
         yield
     if engine not in drained_engines(_file(home, running)):

@@ -6,7 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from deploy.errors import CheckFailed, Interrupted, PdkitError, SwapFailed
+from deploy.errors import CheckFailed, Interrupted, PdkitError, StackUnhealthy, SwapFailed
+from deploy.planning.engines import ENGINE_ROLES
+from deploy.runtime.drains import drained_by_command
 from deploy.runtime.home import Home
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
 from deploy.runtime.state import boot_id
@@ -17,12 +19,16 @@ from deploy.workflows.check import (
     renew_store_connections,
     require_answers,
 )
+from deploy.workflows.drain import wait_until_idle
 from deploy.workflows.history import following, new_state, with_failure, with_outcome
 from deploy.workflows.prepare import Prepared, Report, engine_image
 from deploy.workflows.running import RunningStack
 from deploy.workflows.saved_state import StackState, label
 from deploy.workflows.start import StackStart
 from deploy.workflows.user_files import outdated_services
+
+# For the requests of engines that are replaced; new ones are refused meanwhile.
+_DRAIN_S = 60.0
 
 
 class PlanExchange:
@@ -88,9 +94,20 @@ class PlanExchange:
         old = self._running
         records = {name: rec for name, rec in old.state.services.items() if name in self._leaving}
         self._report(f"stopping {', '.join(records)}; keeping {', '.join(self.kept) or 'nothing'}")
-        with uninterrupted():  # half-stopped services would block those that are put back
-            old.launcher.stop(records, grace_s=old.prepared.spec.timeouts.stop_s)
-            self._start.save(self._start.state)
+        engines = [name for name in records if old.stack.service(name).role in ENGINE_ROLES]
+        with drained_by_command(self._home.stack(old.stack.name).drain_file, engines):
+            self._await_requests(engines)
+            with uninterrupted():  # half-stopped services would block those that are put back
+                old.launcher.stop(records, grace_s=old.prepared.spec.timeouts.stop_s)
+                self._start.save(self._start.state)
+
+    def _await_requests(self, engines: Sequence[str]) -> None:
+        """Let engines that get no new requests finish those that they have."""
+        for engine in engines:
+            try:
+                wait_until_idle(self._running, engine, self._report, _DRAIN_S)
+            except StackUnhealthy as exc:
+                self._report(f"warning: {exc.message}; it is stopped all the same")
 
     def _put_back(self, cause: BaseException) -> PdkitError:
         """Start the old plan again, and return the error that says what happened."""

@@ -86,8 +86,8 @@ def drained(lab: Lab) -> set[str]:
 def half_a_restart(lab: Lab, engine: str) -> Iterator[subprocess.Popen[str]]:
     """Run a process that has drained an engine and gets no further."""
     program = (
-        "import sys, time, pathlib; from deploy.runtime.drains import drained_by_restart\n"
-        "with drained_by_restart(pathlib.Path(sys.argv[1]), sys.argv[2]):\n"
+        "import sys, time, pathlib; from deploy.runtime.drains import drained_by_command\n"
+        "with drained_by_command(pathlib.Path(sys.argv[1]), sys.argv[2:]):\n"
         "    print('drained', flush=True); time.sleep(600)"
     )
     argv = (sys.executable, "-c", program, str(lab.home.stack("pdkit").drain_file), engine)
@@ -154,7 +154,7 @@ class TestRestart:
         with half_a_restart(stack, "consumer-0") as process:
             eventually(lambda: seen() == {"consumer-0", "consumer-1"}, 10.0)
             text = status_view(stack_status(stack.home, "pdkit"))
-            assert f"drained by deploy restart (pid {process.pid})" in text
+            assert f"drained by a restart or swap (pid {process.pid})" in text
             process.kill()
             process.wait(10)
             eventually(lambda: seen() == {"consumer-1"}, 10.0)

@@ -10,10 +10,12 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis
 
@@ -30,9 +32,10 @@ from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
-from deploy.workflows import swap
+from deploy.workflows import exchange, swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
+from deploy.workflows.drain import engine_views
 from deploy.workflows.exchange import PlanExchange
 from deploy.workflows.prepare import Facts, prepare
 from deploy.workflows.running import require_stack
@@ -247,6 +250,55 @@ def test_an_interrupt_puts_the_old_stack_back(
     assert went(lasting)[0] == ("swap", "cuda", "failed"), "the latest, though not the present"
     assert status.history[0].reason == "interrupted"
     assert len(lasting.pids()) == 4
+
+
+class TestRequestsInFlight:
+    @pytest.fixture
+    def asked(self, up: Lab, eventually: Callable[..., None]) -> Iterator[Future[int]]:
+        """The status of a request that the consumer does not answer for now."""
+        running = require_stack(up.home, "pdkit")
+        up.faults.write_text("consumer:waits")
+
+        def ask() -> int:
+            body = {"prompt": list(range(100)), "max_tokens": 2}
+            url = f"{running.stack.front.url}/v1/completions"
+            return httpx.post(url, json=body, timeout=60, trust_env=False).status_code
+
+        def has_it() -> bool:
+            views = {view.name: view for view in engine_views(running) or ()}
+            return bool(views and views["consumer-0"].busy)
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            eventually(has_it, 20.0)
+            yield asking
+            up.faults.unlink(missing_ok=True)
+
+    def test_they_are_answered_first(self, up: Lab, asked: Future[int]) -> None:
+        def report(line: str) -> None:
+            if line == "consumer-0 is drained; it has 1 requests left":
+                up.faults.unlink()
+
+        swapped(up, report)
+        assert asked.result(20) == 200
+        assert serves(up, "cuda")
+
+    def test_a_swap_does_not_wait_for_them_forever(
+        self, up: Lab, asked: Future[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(exchange, "_DRAIN_S", 0.5)
+        told: list[str] = []
+
+        def report(line: str) -> None:
+            told.append(line)
+            if line.startswith("warning: consumer-0 still has"):
+                up.faults.unlink()
+
+        swapped(up, report)
+        wanted = "warning: consumer-0 still has 1 requests after 0.5 s; it is stopped all the same"
+        assert wanted in told
+        assert asked.result(20) in (200, 503)
+        assert serves(up, "cuda")
 
 
 @pytest.mark.usefixtures("machine")

@@ -81,6 +81,8 @@ class Engine:
             while self.has_fault("hangs"):
                 time.sleep(0.05)
             return 500, "the client is gone"
+        while self.has_fault("waits"):
+            time.sleep(0.05)
         if body["prompt"] == "warm up":  # by the router, if it saw that the engine was gone
             return 200, completion([0], 1, 0.0, 0)
         if by_router and body["max_tokens"] == 1 and self.has_fault("refuses-prefill"):
