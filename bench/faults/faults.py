@@ -14,6 +14,7 @@ from time import sleep
 from typing import Literal
 
 from deploy.config.choices import IN_ENGINES, MP
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.process import sessions
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.stack.layout import REDIS_PASSWORD
@@ -56,6 +57,7 @@ def faults_of(
     services = [one for one in running.stack.services if one not in running.stack.monitoring]
     found = [
         *(_kill(running, service) for service in services),
+        *(_kill_core(running, one) for one in services if one.role in ENGINE_ROLES),
         *(_kill(running, *two) for two in itertools.combinations(services, 2)),
         *(_stop(running, service) for service in services),
         *(fault for redis in running.stack.redis for fault in _of_redis(running, redis)),
@@ -74,6 +76,21 @@ def _kill(running: RunningStack, *services: Service) -> Fault:
 
     kind: Kind = "pair" if len(names) > 1 else "kill"
     return Fault(f"{' and '.join(names)} killed", kind, happen, names, "router" in names)
+
+
+def _kill_core(running: RunningStack, engine: Service) -> Fault:
+    """Kill what holds an engine's model and KV, as the kernel does first if memory ends."""
+
+    def happen() -> None:
+        record = running.state.services[engine.name]
+        (core,) = (
+            process
+            for process in sessions.session_members(record.pid, record.start_time)
+            if process.name().startswith("VLLM::EngineCor")  # the kernel keeps 15 characters
+        )
+        core.kill()
+
+    return Fault(f"{engine.name}'s core killed", "kill", happen, (engine.name,))
 
 
 def _stop(running: RunningStack, service: Service) -> Fault:

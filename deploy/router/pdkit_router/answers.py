@@ -122,11 +122,13 @@ class Events:
 
     def _send(self, ready: bytes) -> None:
         if self.told.asks:
-            note = self.told.note
-            ready = b"".join([note(event) + b"\n\n" for event in ready[:-2].split(b"\n\n")])
+            noted = map(self.told.note, ready[:-2].split(b"\n\n"))
+            # Behind an error comes the end of a stream, which may go on.
+            ready = b"".join([event + b"\n\n" for event in noted if not self.told.failure_told])
         if self._trace and not self._begun:
             ready = self._trace.follow(ready)
-        self.answer.piece(ready)
+        if ready:  # an empty piece would be the end
+            self.answer.piece(ready)
 
     def drop_part(self) -> bool:
         """Forget the beginning of an event whose end does not come.

@@ -90,6 +90,8 @@ class Transcript:
         problem: why it cannot be continued; "" if it can.
         asks: the engine is asked for token ids, which the client did not ask for.
         losses: engines that were lost meanwhile.
+        failure_told: what the last engine said when it failed, as one whose core died does; the
+            client does not see it, as another engine may go on.
     """
 
     path: str
@@ -97,6 +99,7 @@ class Transcript:
     problem: str
     losses: int = 0
     finished: bool = False
+    failure_told: str = ""
     _prompt: bytes = b""
     _tokens: list[int] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
@@ -117,14 +120,21 @@ class Transcript:
             return event
         chunk = json.loads(event[6:])
         if not isinstance(chunk.get("choices"), list):
-            self.problem = "its engine failed on it"
-            return event
+            self._read_error(chunk.get("error"))
+            return b"" if self.failure_told else event
         self._prompt = self._prompt or prompt
         self._usage_told = self._usage_told or bool(chunk.get("usage"))
         self._head = self._head or {name: chunk.get(name) for name in _HEAD}
         for choice in chunk["choices"]:
             self._note(choice, json.loads(b"[%b]" % tokens) if tokens else [])
         return self._as_begun(chunk) if self._continued else event
+
+    def _read_error(self, error: Any) -> None:
+        code = error.get("code") if isinstance(error, dict) else None
+        if isinstance(code, int) and code >= 500:
+            self.failure_told = str(error.get("message")) or "without a reason"
+        else:
+            self.problem = "its engine refused it"
 
     def _note(self, choice: Mapping[str, Any], tokens: list[int]) -> None:
         delta = choice.get("delta") or {}
@@ -197,7 +207,7 @@ class Transcript:
         if self._text:
             return False
         self._tokens.clear()
-        self._continued = True
+        self._continued, self.failure_told = True, ""
         return True
 
     def rest(self, tokens: int, context: int) -> bytes:
@@ -207,7 +217,7 @@ class Transcript:
             context: tokens of prompt and answer at most.
         """
         del self._tokens[tokens:]
-        self._continued = True
+        self._continued, self.failure_told = True, ""
         kept = {name: value for name, value in self.fields.items() if name in _KEPT}
         kept["max_tokens"] = self._most(context) - tokens
         kept["min_tokens"] = max(0, (self.fields.get("min_tokens") or 0) - tokens)
@@ -224,7 +234,8 @@ class Transcript:
 
     def failure(self, why: str) -> bytes:
         """Return the event that ends a stream that cannot go on."""
-        message = f"the engine was lost while it answered, and {why}; the answer is not complete"
+        how = f"failed ({self.failure_told})" if self.failure_told else "was lost"
+        message = f"the engine {how} while it answered, and {why}; the answer is not complete"
         return _event(json.loads(error_body(502, message))) + b"\n\n"
 
 

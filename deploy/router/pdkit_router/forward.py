@@ -222,18 +222,18 @@ class Forwarder:
         return "decode" if group is self.consumers and self.producers.wanted else "answer"
 
     async def _pass(self, engine: Engine, exchange: Exchange, events: Events, todo: Work) -> None:
-        """Pass events on as they come; where the engine is lost, those of another one."""
+        """Pass events on as they come; where the engine is lost or fails, those of another one."""
         exchange.pass_to(events.feed)
         events.answer.paces(exchange.pause)
-        try:
+        with suppress(EngineLost):
             await exchange.ended
-        except EngineLost:
-            await self._continue(engine, events, todo)
+            if not events.told.failure_told:
+                return
+        await self._continue(engine, events, todo)
 
     async def _continue(self, lost: Engine, events: Events, todo: Work) -> None:
         """Have another engine go on with a stream, or end it with an error."""
-        told = events.told
-        told.losses += 1
+        events.told.losses += 1
         lost.busy -= 1  # by this stream, of which it has nothing left
         try:
             await self._finish(lost, events, todo)
@@ -249,7 +249,7 @@ class Forwarder:
         if told.finished:
             events.answer.piece(told.ending())
             return
-        why = told.why_not() if told.losses < _MOST_BROKEN else "so was the next one"
+        why = told.why_not() if told.losses < _MOST_BROKEN else "the next one, too"
         if not why:
             why = "no other engine continued it"
             with suppress(NoEngine, EngineLost, TimeoutError, ValueError, LookupError):

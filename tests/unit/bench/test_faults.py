@@ -77,6 +77,7 @@ def test_the_faults_of_a_stack_are_listed_by_kind(running: RunningStack, tmp_pat
     }
     assert by_kind["kill"] == [
         "redis killed", "producer-0 killed", "consumer-0 killed", "router killed",
+        "producer-0's core killed", "consumer-0's core killed",
     ]  # fmt: skip
     assert by_kind["pass"] == [
         "redis stopped 10 s", "producer-0 stopped 10 s", "consumer-0 stopped 10 s",
@@ -87,6 +88,25 @@ def test_the_faults_of_a_stack_are_listed_by_kind(running: RunningStack, tmp_pat
     assert "redis and consumer-0 killed" in by_kind["pair"]
     assert by_kind["command"] == COMMANDS, "the only consumer is not restarted without --force"
     assert "disk full 10 s" not in faults_of(running, command)
+
+
+def test_only_the_core_of_an_engine_is_killed(
+    running: RunningStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in has none, so that its helpers are made up."""
+    killed: list[str] = []
+
+    class Helper:
+        def __init__(self, name: str) -> None:
+            self.name = lambda: name
+            self.kill = lambda: killed.append(name)
+
+    helpers = [Helper("python"), Helper("VLLM::EngineCor"), Helper("VLLM::Worker_TP0")]
+    monkeypatch.setattr(faults.sessions, "session_members", lambda *_: helpers)
+    fault = faults_of(running, command)["consumer-0's core killed"]
+    fault.happen()
+    assert killed == ["VLLM::EngineCor"]
+    assert fault.kills == ("consumer-0",)
 
 
 def test_two_services_are_killed_at_once(

@@ -38,6 +38,7 @@ class Model:
     Attributes:
         losses: after how many events with tokens the first engine that streams is lost, and so on;
             0 if it is not.
+        code: instead of being lost, the engine says that it failed, as one whose core died.
         swallows: text that does not reach the client.
         tells_tokens: as vLLM does if it is asked to.
         says_done: behind the last token.
@@ -46,6 +47,7 @@ class Model:
     """
 
     losses: Sequence[int] = ()
+    code: int = 0
     swallows: str = ""
     tells_tokens: bool = True
     says_done: bool = True
@@ -71,7 +73,12 @@ class Model:
         for number, event in enumerate(self.events(engine.name, seen.path, seen.json), 1):
             await to.piece(event)
             if number == dict(enumerate(self.losses)).get(turn):
-                to.writer.transport.abort()
+                if self.code:
+                    await to.piece(event_of({"error": {"message": "core died", "code": self.code}}))
+                    await to.piece(DONE)
+                    await to.send(b"0\r\n\r\n")
+                else:
+                    to.writer.transport.abort()
                 return
         if not self.says_done:
             to.writer.transport.abort()
@@ -162,6 +169,15 @@ class TestGoesOn:
             begun = len(rest.json["prompt"]) - len(PROMPT)
             assert after - 1 <= begun <= after
             assert rest.json["max_tokens"] == TOKENS - begun
+
+    @pytest.mark.parametrize("after", [1, 5, TOKENS - 1])
+    def test_a_stream_whose_engine_reports_its_own_failure_is_continued(
+        self, ask: Asks, path: str, after: int
+    ) -> None:
+        body = ask(path, Model([after], code=500))
+        assert text_of(body) == WHOLE
+        assert body.endswith(DONE) and body.count(b"[DONE]") == 1
+        assert b"core died" not in body
 
     def test_a_stream_without_output_is_asked_again_from_the_beginning(
         self, ask: Asks, path: str
@@ -254,7 +270,7 @@ class TestEnds:
             (Model([8], tells_tokens=False), "does not report token ids"),
             (Model([8], swallows="<15>"), "do not match its text"),
             (Model([8], delta="reasoning_content"), "more than text"),
-            (Model([8, 1]), "so was the next one"),
+            (Model([8, 1]), "the next one, too"),
             (Model([8], refuses=True), "no other engine continued it"),
         ],
     )
@@ -265,6 +281,17 @@ class TestEnds:
         body = ask(CHAT, model)
         assert why in error_of(body)
         assert WHOLE.replace(model.swallows or "\0", "").startswith(text_of(body))
+
+    def test_engines_that_all_fail_are_quoted(self, ask: Asks) -> None:
+        body = ask(CHAT, Model([8, 1], code=500))
+        wanted = "the engine failed (core died) while it answered, and the next one, too; "
+        assert error_of(body) == wanted + "the answer is not complete"
+
+    def test_a_refusal_within_a_stream_is_passed_on(self, ask: Asks) -> None:
+        model = Model([8], code=400)
+        body = ask(CHAT, model)
+        assert b'"message":"core died","code":400' in body and body.endswith(DONE)
+        assert len(model.asked) == 1
 
     def test_a_stream_ends_with_an_error_without_another_engine(self, start_router: Start) -> None:
         router, model = start_router(names=("producer-0", "consumer-0")), Model([3])
