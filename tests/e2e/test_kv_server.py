@@ -41,13 +41,24 @@ def kit(shared_home: Path) -> Deploy:
     return Deploy(shared_home)
 
 
+def segments(prefix: str) -> list[str]:
+    return sorted(file.name for file in SHARED_MEMORY.glob(f"{prefix}-*"))
+
+
+def prefix_of(kit: Deploy, engine: str) -> str:
+    """Return how the names of an engine's shared memory begin, and no other stack's."""
+    running = require_stack(Home(kit.home, kit.home / "cache"), NAME)
+    return running.stack.service(engine).env["PDKIT_SHARED_MEMORY"]
+
+
 @pytest.fixture(scope="module")
 def up(kit: Deploy) -> Iterator[Any]:
-    before = set(SHARED_MEMORY.glob("pdkit-*"))
     options = ("--connector", "lmcache-mp", "--tp", str(RANKS), "--save-decode-cache")
     with running_stack(kit, NAME, PORT, *options, "--monitoring") as data:
+        own = prefix_of(kit, "producer-0").removesuffix("-producer-0")
+        assert len(segments(own)) == 2 * RANKS
         yield data
-    assert set(SHARED_MEMORY.glob("pdkit-*")) <= before
+    assert not segments(own)
 
 
 @pytest.fixture(scope="module")
@@ -192,15 +203,13 @@ def test_a_slow_server_touches_no_other_requests_kv(
 
 
 def test_an_engine_that_is_killed_leaves_no_shared_memory(kit: Deploy, up: Any) -> None:
-    def segments() -> list[str]:
-        return sorted(file.name for file in SHARED_MEMORY.glob("pdkit-*-producer-0-*"))
-
-    before = segments()
-    assert before
+    prefix = prefix_of(kit, "producer-0")
+    before = segments(prefix)
+    assert len(before) == RANKS
     os.kill(kit.pid(NAME, "producer-0"), signal.SIGKILL)
     kit.ok("restart", "producer-0", "--name", NAME)
-    assert len(segments()) == len(before)
-    assert segments() != before
+    assert len(segments(prefix)) == RANKS
+    assert segments(prefix) != before
     assert kit.ok("check", "--name", NAME, "--quick")["passed"]
 
 
