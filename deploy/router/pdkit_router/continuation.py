@@ -182,7 +182,8 @@ class Transcript:
         """Return why it cannot go on; "" if it can."""
         if self.problem:
             return self.problem
-        return "" if self._prompt else "its engine does not report token ids"
+        # Before its first event, all of it is asked for again.
+        return "" if self._prompt or not self._head else "its engine does not report token ids"
 
     def shown(self, tokens: int) -> tuple[list[int], list[int]]:
         """Return the prompt's end, and the same with the first tokens of the answer."""

@@ -38,6 +38,7 @@ class Model:
     Attributes:
         losses: after how many events with tokens the first engine that streams is lost, and so on;
             0 if it is not.
+            -1 if it is before the first, with `code`.
         code: instead of being lost, the engine says that it failed, as one whose core died.
         swallows: text that does not reach the client.
         tells_tokens: as vLLM does if it is asked to.
@@ -70,9 +71,11 @@ class Model:
             await to.whole(400, b'{"error": {"message": "no"}}')
             return
         await to.begin()
+        last = dict(enumerate(self.losses)).get(turn)
         for number, event in enumerate(self.events(engine.name, seen.path, seen.json), 1):
-            await to.piece(event)
-            if number == dict(enumerate(self.losses)).get(turn):
+            if last != -1:
+                await to.piece(event)
+            if last in (-1, number):
                 if self.code:
                     await to.piece(event_of({"error": {"message": "core died", "code": self.code}}))
                     await to.piece(DONE)
@@ -170,7 +173,7 @@ class TestGoesOn:
             assert after - 1 <= begun <= after
             assert rest.json["max_tokens"] == TOKENS - begun
 
-    @pytest.mark.parametrize("after", [1, 5, TOKENS - 1])
+    @pytest.mark.parametrize("after", [-1, 1, 5, TOKENS - 1])
     def test_a_stream_whose_engine_reports_its_own_failure_is_continued(
         self, ask: Asks, path: str, after: int
     ) -> None:
