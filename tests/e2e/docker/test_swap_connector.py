@@ -85,7 +85,7 @@ def test_the_server_has_no_port_and_no_capabilities(stack: Project, swapped: Any
     held = stack.execute("producer-0", "sh", "-c", "ls /dev/shm; ls /run/pdkit-kv")
     assert held.returncode != 0, "no engine has the folder of its pages"
     assert "kv.sock" in held.stdout
-    assert {"pdkit-producer-0", "pdkit-consumer-0"} <= {
+    assert {"pdkit-producer-0-0", "pdkit-consumer-0-0"} <= {
         name.rpartition("-")[0] for name in held.stdout.split()
     }
 
