@@ -120,26 +120,20 @@ def _commands(running: RunningStack, command: Callable[..., object]) -> Iterator
     ]
     if running.prepared.plan.consumers[1:]:
         asked.insert(0, ("restart",))  # of the only consumer it is refused
-    for one in asked:
-        yield Fault(
-            f"deploy {' '.join(one)}", "command", lambda one=one: _ran(command, *one, *names)
-        )
     # Processes have no image to swap: the connector is, which replaces the engines all the same.
     there = IN_ENGINES if running.prepared.plan.kv_server else MP
-    swaps = [
-        ("swap", "--connector", there),
-        ("swap", "--connector", running.prepared.plan.connector),
-    ]
+    back = running.prepared.plan.connector
+    swaps = [("swap", "--connector", there), ("swap", "--connector", back)]
 
-    def swap() -> None:
-        for one in swaps:
-            command(*one, *names)
+    def fault(name: str, commands: Sequence[Sequence[str]]) -> Fault:
+        def happen() -> None:
+            for one in commands:
+                command(*one, *names)
 
-    yield Fault("deploy swap, and back", "command", swap)
+        return Fault(name, "command", happen)
 
-
-def _ran(command: Callable[..., object], *arguments: str) -> None:
-    command(*arguments)
+    yield from (fault(f"deploy {' '.join(one)}", [one]) for one in asked)
+    yield fault("deploy swap, and back", swaps)
 
 
 def stand_still(running: RunningStack, service: Service, for_s: float = FOR_S) -> None:

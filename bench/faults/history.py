@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from typing import Any, Literal
 RESULTS = "results.jsonl"
 # One for each request. "refused" and "cut" are lost requests that the fault explains.
 OUTCOMES = ("right", "refused", "ended", "cut", "lost", "wrong", "late")
+BAD = ("wrong", "lost", "late")
 AnswerVerdict = Literal["right", "wrong", "ended", "lost", "late"]
 
 
@@ -71,16 +71,6 @@ class History:
             if self._file:
                 with self._file.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(asdict(asked)) + "\n")
-
-    def verdicts(self, answers: Mapping[int, str], late_s: float) -> Counter[AnswerVerdict]:
-        return Counter(verdict(one, answers, late_s) for one in self.requests)
-
-    def named(
-        self, kinds: Iterable[AnswerVerdict], answers: Mapping[int, str], late_s: float
-    ) -> list[Asked]:
-        """Return the requests with these verdicts."""
-        wanted = set(kinds)
-        return [one for one in self.requests if verdict(one, answers, late_s) in wanted]
 
 
 class Results:

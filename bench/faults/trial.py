@@ -14,11 +14,10 @@ import httpx
 
 from bench.faults.clients import REFUSED, Clients
 from bench.faults.faults import Fault
-from bench.faults.history import OUTCOMES, Asked, History, verdict
+from bench.faults.history import BAD, OUTCOMES, Asked, History, verdict
 from deploy.workflows.running import RunningStack
 
 _POLL_S = 0.1
-_BAD = ("wrong", "lost", "late")
 
 Find = Callable[[], RunningStack]
 
@@ -99,7 +98,7 @@ def _judged(
         "meanwhile": sum(map(meanwhile, history.requests)),
         **{name: counted[name] for name in OUTCOMES},
         "longest s": round(longest, 1),
-        "bad": [repr(one) for name, one in judged if name in _BAD],
+        "bad": [repr(one) for name, one in judged if name in BAD],
     }
 
 

@@ -16,11 +16,11 @@ _HUB_SPARE = 1.1
 def store(seen: Seen) -> Verdict | None:
     """Judge whether the KV of the longest prompt fits into the store."""
     plan = seen.plan
-    if plan is None or plan.limits.token_bytes is None or plan.max_model_len is None:
+    if plan is None or plan.limits.stored_token_bytes is None or plan.max_model_len is None:
         return None
     if not plan.shares_kv:
         return None
-    length, a_token = plan.max_model_len, plan.limits.token_bytes * plan.limits.ranks
+    length, a_token = plan.max_model_len, plan.limits.stored_token_bytes
     tokens, server = plan.store_tokens, plan.kv_server
     what = "LMCache's server" if server else "Redis"
     setting = "lmcache: {server_gib" if server else "redis: {memory_gib"

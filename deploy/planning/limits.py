@@ -59,6 +59,11 @@ class TransferLimits:
     store_s: float
     silent_s: float
 
+    @property
+    def stored_token_bytes(self) -> int | None:
+        """KV of one token in the store, if known: of all ranks, some of which may have the same."""
+        return self.token_bytes * self.ranks if self.token_bytes else None
+
 
 @dataclass(frozen=True)
 class _Traffic:

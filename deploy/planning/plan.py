@@ -174,8 +174,8 @@ class Plan:
     def store_tokens(self) -> int | None:
         """Tokens whose KV engines can load at once, if known: what the first tier holds."""
         if self.kv_server:
-            a_token = self.limits.token_bytes
-            return self.kv_server.tokens(a_token * self.limits.ranks) if a_token else None
+            a_token = self.limits.stored_token_bytes
+            return self.kv_server.tokens(a_token) if a_token else None
         return self.redis_tokens
 
     @property

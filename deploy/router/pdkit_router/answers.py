@@ -123,7 +123,7 @@ class Events:
     def _send(self, ready: bytes) -> None:
         if self.told.asks:
             noted = map(self.told.note, ready[:-2].split(b"\n\n"))
-            # Behind an error comes the end of a stream, which may go on.
+            # One by one: behind an error comes the end of a stream, which may go on.
             ready = b"".join([event + b"\n\n" for event in noted if not self.told.failure_told])
         if self._trace and not self._begun:
             ready = self._trace.follow(ready)

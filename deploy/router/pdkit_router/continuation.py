@@ -121,7 +121,7 @@ class Transcript:
         chunk = json.loads(event[6:])
         if not isinstance(chunk.get("choices"), list):
             self._read_error(chunk.get("error"))
-            return b"" if self.failure_told else event
+            return event
         self._prompt = self._prompt or prompt
         self._usage_told = self._usage_told or bool(chunk.get("usage"))
         self._head = self._head or {name: chunk.get(name) for name in _HEAD}
@@ -132,7 +132,7 @@ class Transcript:
     def _read_error(self, error: Any) -> None:
         code = error.get("code") if isinstance(error, dict) else None
         if isinstance(code, int) and code >= 500:
-            self.failure_told = str(error.get("message")) or "without a reason"
+            self.failure_told = str(error.get("message") or "without a reason")
         else:
             self.problem = "its engine refused it"
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import httpx
 
 from bench.faults.clients import Clients
-from bench.faults.history import Asked, History
+from bench.faults.history import BAD, Asked, History, verdict
 from tests.conftest import unused_port
 from tests.ports import free_row
 from tests.unit.router import stand_in
@@ -252,8 +252,9 @@ def run(loop: Loop, fault: str, trials: int, seed: int) -> tuple[Counter[str], l
                 bed.pause(0.01)
                 FAULTS[fault](bed, bed.engines[trial % len(bed.engines)])
                 bed.await_requests(_REQUESTS_A_TRIAL)
-    verdicts = Counter[str](history.verdicts(ANSWERS, LATE_S))
-    bad = history.named(("wrong", "lost", "late"), ANSWERS, LATE_S)
+    judged = [(verdict(one, ANSWERS, LATE_S), one) for one in history.requests]
+    verdicts = Counter[str](told for told, _ in judged)
+    bad = [one for told, one in judged if told in BAD]
     if fault == "router killed":
         cut = [
             one for one in bad
