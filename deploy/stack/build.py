@@ -24,8 +24,10 @@ def build_stack(plan: Plan, layout: Layout) -> Stack:
     """Return the stack of services that carries out the plan."""
     engines: list[Service] = []
     for engine in plan.engines:
-        # Engines that measure a GPU at the same time would count each other's memory.
-        before = [engines[-1].name] if plan.shares_gpus and engines else []
+        # Engines that are not told their KV space measure the GPU, and would count each other's
+        # memory if they did so at the same time.
+        measures = plan.shares_gpus and plan.kv_cache_bytes is None
+        before = [engines[-1].name] if measures and engines else []
         engines.append(_engine(engine, plan, layout, before))
     services = [
         *(_redis(shard, plan, layout) for shard in plan.redis),

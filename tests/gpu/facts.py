@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +62,7 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
     model = str(make_model(folder / "model"))
     engines = [served(engine, model) for engine in goldens.engines(vendor)]
     consumer = next(engine for engine in engines if engine.name == "consumer-0")
+    process = next(engine for engine in engines if engine.golden.startswith("process/"))
     sharing = [engine for engine in engines if engine.lmcache]
     return {
         "code": {"vllm": vllm.__file__, "lmcache": lmcache.__file__},
@@ -78,6 +79,10 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
         },
         "metrics": _metrics(consumer),
         "steps": _all_steps(consumer),
+        "sampler": {
+            name: in_fork(lambda env=env: _sampler(env))
+            for name, env in (("rendered", process.env), ("unset", {}))
+        },
         "recomputed": {
             name: in_fork(lambda one=one: _recomputed(one))
             for name, one in (("pinned", consumer), ("asynchronous", _asynchronous(consumer)))
@@ -231,6 +236,14 @@ def _steps(engine: goldens.Engine, without: Sequence[str]) -> dict[str, Any]:
     config = config_of(engine)
     with _environment(engine):
         return {str(tokens): Consumer(config).first_step(tokens) for tokens in PROMPTS}
+
+
+def _sampler(env: Mapping[str, str]) -> str:
+    """Return which function of vLLM's would sample, on a machine that has no FlashInfer."""
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    with mock.patch.dict(os.environ, env), mock.patch.dict(sys.modules, {"flashinfer": None}):
+        return str(TopKTopPSampler().forward.__name__)
 
 
 def _recomputed(engine: goldens.Engine) -> int:

@@ -70,6 +70,14 @@ def test_engines_take_the_paths_that_are_proved(facts: Facts) -> None:
         assert engine["chunked_prefill"] is True, name
 
 
+def test_engines_that_run_as_processes_need_no_flashinfer(facts: Facts) -> None:
+    """images/cuda/process.lock leaves it out."""
+    sampler = facts["sampler"]
+    assert sampler["rendered"] == "forward_native"
+    if facts["vendor"] == "cuda":
+        assert "flashinfer" in sampler["unset"]["failed"]
+
+
 def test_numbers_are_those_of_the_plan(facts: Facts) -> None:
     for name, engine in facts["engines"].items():
         argv = engine["argv"]

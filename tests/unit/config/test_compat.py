@@ -60,9 +60,9 @@ class TestTheTable:
 @pytest.mark.parametrize(
     ("vendor", "vllm", "lmcache", "verdict", "rule"),
     [
-        ("cuda", "0.25.1", "0.5.3", "derived", "torch-2.11"),
+        ("cuda", "0.25.1", "0.5.3", "tested", "cuda"),
         ("rocm", "0.25.1", "0.5.3", "derived", "torch-2.11"),
-        ("cuda", "0.25.1+cu130", "0.5.3", "derived", "torch-2.11"),
+        ("cuda", "0.25.1+cu130", "0.5.3", "tested", "cuda"),
         ("rocm", "0.25.1+rocm723", "0.5.3+rocm7.2", "derived", "torch-2.11"),
         ("cpu", "0.32.0", "0.5.6", "tested", "cpu"),
         ("rocm", "nightly_main_20260112", "0.3.13.dev0+gc1e3cd52", "derived", "seed"),

@@ -55,8 +55,8 @@ def test_lmcaches_client_gets_the_users_url(prepared: Make) -> None:
     assert yaml.safe_load(file.text)["remote_url"] == "@{redis_url}"
 
 
-def test_engines_that_share_a_gpu_still_start_one_by_one(contained: Callable[..., Case]) -> None:
-    case = contained("", gpus=1, **OWN)
+def test_engines_that_measure_a_gpu_start_one_by_one(contained: Callable[..., Case]) -> None:
+    case = contained("", gpus=1, model="owner/new", **OWN)
     assert "depends_on" not in case.services["producer-0"]
     assert list(case.services["consumer-0"]["depends_on"]) == ["producer-0"]
 

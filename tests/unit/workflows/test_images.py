@@ -458,7 +458,7 @@ class TestCatalogue:
         assert (rows["cpu"].here, rows["cpu"].size_mib) == (True, 100)
         assert (rows["cuda"].here, rows["cuda"].size_mib) == (False, 0)
         assert rows["cpu"].verdict == "tested"
-        assert rows["cuda"].verdict == "derived"
+        assert rows["cuda"].verdict == "tested"
         assert {row.vendor for row in rows.values() if row.default} == {"cuda", "rocm", "cpu"}
         for row in rows.values():
             age = TODAY - date.fromisoformat(row.pinned)
