@@ -62,8 +62,8 @@ class Crossing:
             found.append(f"{self.tokens} tokens: an engine's own answers differ by {floor:.2f}")
         if not self.matches:
             found.append(
-                f"{self.tokens} tokens: loaded and computed answers differ by {self.difference:.2f}"
-                f" (tolerated: {self.noise.tolerance:.2f})"
+                f"{self.tokens} tokens: loaded and computed answers differ: "
+                f"{told(self.difference)} (tolerated: {self.noise.tolerance:.2f})"
             )
         if not self.tells_apart:
             found.append(f"{self.tokens} tokens: another prompt's answer looks the same")
@@ -78,8 +78,13 @@ class Crossing:
         }
         return {
             "tokens": self.tokens, "eligible": self.eligible, "loaded": self.hits,
-            **{name: "differs" if math.isinf(v) else round(v, 3) for name, v in shown.items()},
+            **{name: told(difference) for name, difference in shown.items()},
         }  # fmt: skip
+
+
+def told(difference: float) -> float | str:
+    """Return a difference in log-probability for people: it is infinite between other tokens."""
+    return "other tokens" if math.isinf(difference) else round(difference, 3)
 
 
 def cross(stack: Stack, tokens: int) -> Crossing:

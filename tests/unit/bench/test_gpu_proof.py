@@ -99,6 +99,19 @@ def test_a_step_that_fails_fails_the_command_and_the_page(
     assert "| one | step one | FAILED |" in ran.page
 
 
+def test_what_the_pins_keep_engines_from_may_fail(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = run.STEPS
+    monkeypatch.setattr(run, "STEPS", (one, replace(two, lifts_pins=True)))
+    ran.trouble["two"] = "wrong KV"
+    assert ran() == run.DONE
+    assert "**All 1 steps passed.**" in ran.page
+    assert "| two | step two | not right |" in ran.page
+    ran.trouble["one"] = "wrong KV"
+    assert ran(only="one") == run.FAILED
+
+
 def test_the_next_run_continues(ran: Ran) -> None:
     ran.trouble["two"] = "at first"
     assert ran() == run.FAILED
@@ -180,7 +193,8 @@ def test_steps_fit_their_time() -> None:
     assert run.STEP_S < 8 * 60
     names = [step.name for step in STEPS]
     assert len(set(names)) == len(names)
-    assert sum("runner-" in name for name in names) == 4
+    assert "runner-1-sync" not in names  # what the pins select
+    assert sum("runner-" in name for name in names) == 3
 
 
 # The page.
@@ -188,12 +202,12 @@ def test_steps_fit_their_time() -> None:
 
 def test_the_page_says_which_pins_can_be_lifted() -> None:
     runners = [step for step in STEPS if step.name.startswith("runner-")]
-    found = [(step, Result(step.name, 1.0)) for step in runners[:3]]
-    found[1] = (runners[1], Result(runners[1].name, 1.0, {}, ["512 tokens: 0 of 511 loaded"]))
-    pins = page._pins([*found, (runners[3], None)])
-    assert "first model runner, synchronous scheduling | yes | - |" in pins
-    assert "asynchronous scheduling | no | 512 tokens: 0 of 511 loaded |" in pins
-    assert "second model runner, asynchronous scheduling | not run | - |" in pins
+    failed = Result(runners[1].name, 1.0, {}, ["0 of 511 loaded"])
+    found = zip(runners, (Result(runners[0].name, 1.0), failed, None), strict=True)
+    pins = page._pins(list(found))
+    assert "second model runner, asynchronous scheduling | yes | - |" in pins
+    assert "first model runner, asynchronous scheduling | no | 0 of 511 loaded |" in pins
+    assert "second model runner, synchronous scheduling | not run | - |" in pins
 
 
 # Prompts.
@@ -240,7 +254,7 @@ def test_a_prompt_loaded_whole_passes() -> None:
     ("engines", "said"),
     [
         (Engines(loads=256), "256 of 512 loaded"),
-        (Engines(loaded=0.5), "differ by 0.50"),
+        (Engines(loaded=0.5), "answers differ: 0.5 (tolerated"),
         (Engines(noise=3.0), "own answers differ by 3.00"),
         (Engines(deaf=True), "another prompt's answer looks the same"),
     ],

@@ -22,6 +22,10 @@ class TestParser:
         }
         assert len({gpu.uuid for gpu in gpus}) == 8
 
+    def test_one_that_the_proof_saw(self) -> None:
+        (one,) = parse_gpus(recorded("nvidia/nvidia-h200.csv"))
+        assert (one.gpu.name, one.gpu.memory_mib, one.gpu.arch) == ("NVIDIA H200", 143771, "9.0")
+
     def test_mig_mode_is_read(self) -> None:
         gpus = parse_gpus(recorded("nvidia/a100x4_mig.csv"))
         assert [one.mig for one in gpus] == [False, True, False, False]
