@@ -5,7 +5,7 @@ random weights, and uses the kit's own commands. Each step takes less than 8 min
 was cut off goes on where it ended. Writes docs/results/gpu-NAME.md, and what the vendor's tools
 printed as fixtures for the tests.
 
-Exits with 0 if all steps passed, 1 if one failed, 3 where something is missing, and 4 where
+Exits with 0 if no step failed, 1 if one did, 3 where something is missing, and 4 where
 the time was up before all were done: run it again.
 """
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.gpu_proof.results import Result
+from bench.gpu_proof.results import WRONG_ANSWERS, Result
 from bench.gpu_proof.steps import Step
 from deploy.runtime.host import engine_versions
 
@@ -40,7 +40,7 @@ in all other steps, until this table shows that another combination is right.
 """
 
 
-def text(name: str, found: Found, vendor: str) -> str:
+def text(name: str, found: Found) -> str:
     """Return the page as Markdown."""
     return _PAGE.format(
         name=name,
@@ -49,7 +49,7 @@ def text(name: str, found: Found, vendor: str) -> str:
         engines=_engines(),
         machine=_machine(),
         steps=steps_table(found),
-        pins="" if vendor == "cpu" else _pins(found),
+        pins=_pins(found),
         sections="\n".join(_section(step, result) for step, result in found if result),
     )
 
@@ -68,35 +68,36 @@ def _machine() -> str:
 
 
 def _verdict(found: Found) -> str:
-    pinned = [result for step, result in found if not step.lifts_pins]
-    ended = [result for result in pinned if result]
+    ended = [result for _, result in found if result]
     failed = [result.step for result in ended if not result.passed]
     if failed:
         return f"FAILED: {', '.join(failed)}."
-    if len(ended) < len(pinned):
-        return f"{len(ended)} of {len(pinned)} steps passed; the others have not run."
-    return f"All {len(pinned)} steps passed."
+    passed = sum(result.verdict == "passed" for result in ended)
+    if len(ended) < len(found):
+        return f"{passed} of {len(found)} steps passed; the others have not run."
+    if wrong := len(ended) - passed:
+        return f"All {passed} steps with the pins passed; {wrong} without them had wrong answers."
+    return f"All {passed} steps passed."
 
 
 def steps_table(found: Found) -> str:
     """Return each step with its result."""
     lines = ["| step | what | result | seconds |", "|---|---|---|---|"]
     for step, result in found:
-        failed = "not right" if step.lifts_pins else "FAILED"
-        said = "not run" if result is None else "passed" if result.passed else failed
+        said = result.verdict if result else "not run"
         seconds = "" if result is None else f"{result.seconds:.0f}"
         lines.append(f"| {step.name} | {step.title} | {said} | {seconds} |")
     return "\n".join(lines)
 
 
 def _pins(found: Found) -> str:
-    lines = ["| combination | right | why not |", "|---|---|---|"]
-    for step, result in found:
-        if step.lifts_pins:
-            said = "not run" if result is None else "yes" if result.passed else "no"
-            why = "; ".join(result.failures) if result else ""
-            lines.append(f"| {step.title} | {said} | {why or '-'} |")
-    return _PINS.format(table="\n".join(lines))
+    lines = [
+        f"| {step.title} | {'no' if wrong else 'yes'} | {'; '.join(wrong) or '-'} |"
+        for step, result in found
+        if result and (wrong := result.facts.get(WRONG_ANSWERS)) is not None
+    ]
+    head = "| combination | right | why not |\n|---|---|---|\n"
+    return _PINS.format(table=head + "\n".join(lines)) if lines else ""
 
 
 def _section(step: Step, result: Result) -> str:

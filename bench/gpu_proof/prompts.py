@@ -59,7 +59,7 @@ class Crossing:
         if self.hits != self.eligible:
             found.append(f"{self.tokens} tokens: {self.hits} of {self.eligible} loaded")
         for floor in self.noise.contradicting.values():
-            found.append(f"{self.tokens} tokens: an engine's own answers differ by {floor:.2f}")
+            found.append(f"{self.tokens} tokens: an engine's own answers differ: {told(floor)}")
         if not self.matches:
             found.append(
                 f"{self.tokens} tokens: loaded and computed answers differ: "

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+# The fact of a step that tries what engines are kept from: why that is not right.
+WRONG_ANSWERS = "wrong answers"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,13 @@ class Result:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """Return the result in a word or two."""
+        if self.failures:
+            return "FAILED"
+        return "wrong answers" if self.facts.get(WRONG_ANSWERS) else "passed"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import httpx
 import redis
 
 from bench.gpu_proof import page
-from bench.gpu_proof.results import ROOT, Result, Results, kit_commit
+from bench.gpu_proof.results import ROOT, WRONG_ANSWERS, Result, Results, kit_commit
 from bench.gpu_proof.session import Session, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
 from bench.kit import free_ports, say
@@ -100,9 +100,9 @@ def _run_steps(
         say(f"{where}: {step.title}")
         result = _ran(step, session, commit)
         results.write(result)
-        said = "passed" if result.passed else "FAILED: " + "; ".join(result.failures)
-        say(f"    {said} ({result.seconds:.0f} s)")
-        code = code if result.passed or step.lifts_pins else FAILED
+        why = "; ".join([*result.failures, *result.facts.get(WRONG_ANSWERS, ())])
+        say(f"    {result.verdict}{why and f': {why}'} ({result.seconds:.0f} s)")
+        code = code if result.passed else FAILED
     return code
 
 
@@ -175,7 +175,7 @@ def _write_page(
     on_gpus = session.vendor != "cpu"
     folder = ROOT / "docs/results" if on_gpus else session.state
     file = asked.results or folder / f"gpu-{name}.md"
-    file.write_text(page.text(name, found, session.vendor), encoding="utf-8")
+    file.write_text(page.text(name, found), encoding="utf-8")
     say(f"\n{page.steps_table(found)}\n\nwritten: {file}")
     if on_gpus and tools and tools.facts["fixtures"]:
         shutil.copytree(

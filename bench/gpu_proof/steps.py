@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.gpu_proof import model, prompts, vendor_tools
-from bench.gpu_proof.session import Session, Setup, Stack
+from bench.gpu_proof.results import WRONG_ANSWERS
+from bench.gpu_proof.session import Session, Setup, Stack, StepFailed
 from deploy.config.choices import IN_ENGINES, MP, Connector
 
 _SERVER = Setup(connector=MP)
@@ -22,8 +23,6 @@ class Step:
         short: it is part of the short form, which starts one stack.
         connector: it runs where this one works with the installed versions; None: anywhere.
         needs_gpus: how many; 0 runs on CPUs, too.
-        lifts_pins: it runs what the vendor table's pins keep engines from: its failure shows that
-            they are needed, and is no failure of the proof.
     """
 
     name: str
@@ -32,7 +31,6 @@ class Step:
     short: bool = True
     needs_gpus: int = 0
     connector: Connector | None = IN_ENGINES
-    lifts_pins: bool = False
 
 
 def tools(session: Session) -> Found:
@@ -133,19 +131,18 @@ def server_killed(session: Session) -> Found:
 
 
 def runner(version: int, *, asynchronous: bool) -> Callable[[Session], Found]:
-    """Return the step that proves one model runner and one scheduling mode of vLLM."""
+    """Return the step that tries one model runner and one scheduling mode of vLLM."""
     flag = "--async-scheduling" if asynchronous else "--no-async-scheduling"
     setup = Setup(env={"VLLM_USE_V2_MODEL_RUNNER": str(version - 1)}, args=(flag,))
 
     def run(session: Session) -> Found:
         stack = session.stack(setup)
-        seen = {"second runner, by the log": stack.says("Using V2 Model Runner")}
-        wrong = (
-            [] if seen["second runner, by the log"] == (version == 2) else ["another runner ran"]
-        )
+        if stack.says("Using V2 Model Runner") != (version == 2):
+            raise StepFailed("another runner ran")
         parts = (_edges(stack), _redis_killed(session, stack))
-        facts = {**seen, **parts[0][0], **parts[1][0]}
-        return facts, [*wrong, *parts[0][1], *parts[1][1]]
+        # Wrong answers are what this step looks for: they show that the pins are needed.
+        wrong = [failure for _, failures in parts for failure in failures]
+        return {WRONG_ANSWERS: wrong, **parts[0][0], **parts[1][0]}, []
 
     return run
 
@@ -189,11 +186,9 @@ def _redis_killed(session: Session, stack: Stack) -> Found:
         "chunks found and not loaded": killed.not_loaded,
         "difference after Redis died": prompts.told(killed.difference),
     }
-    failures = []
     if not killed.not_loaded:
-        failures.append("Redis died too late: nothing that was found failed to load")
-    if not killed.matches:
-        failures.append(f"the answer is wrong: {prompts.told(killed.difference)}")
+        raise StepFailed("Redis died too late: nothing that was found failed to load")
+    failures = [] if killed.matches else [f"the answer is wrong: {prompts.told(killed.difference)}"]
     again = prompts.cross(stack, 514)
     return facts, [*failures, *(f"after the restart, {failure}" for failure in again.failures)]
 
@@ -217,9 +212,8 @@ STEPS: tuple[Step, ...] = (
             runner(version, asynchronous=asynchronous),
             short=False,
             needs_gpus=1,
-            lifts_pins=True,
         )
-        # What the pins select is what all other steps run.
+        # The fourth combination is that of the pins, which all other steps run.
         for version, asynchronous in ((2, True), (1, True), (2, False))
     ),
     Step("two-gpus", "producer and consumer on a GPU each", two_gpus, short=False, needs_gpus=2),

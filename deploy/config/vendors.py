@@ -117,14 +117,14 @@ class Vendor:
 # Small, open, and with enough KV heads for a tensor-parallel size of 8.
 _SMALL_MODEL = "Qwen/Qwen3-0.6B"
 
-# As on CPUs, where every end-to-end test runs. On an H200 each of the other three combinations gave
-# a wrong answer after a failed load, and right ones before (docs/results/gpu-nvidia-h200.md).
+# The combination that the end-to-end tests run on CPUs. On an H200 each of the other three gave a
+# wrong answer after a failed load, and right ones otherwise (docs/results/gpu-nvidia-h200.md).
 _GPU_PINS = (
     Pin(
         what="vLLM's first model runner",
         reason="after a failed load the second one recomputes from the wrong token, and the answer "
-        "is wrong (vLLM issue 49250); without fix B22 it also loads nothing before a full CUDA "
-        "graph",
+        "is wrong (vLLM issue 49250); without fix B22 it also loads no KV for a step that runs as "
+        "one full CUDA graph",
         lift='engine: {env: {VLLM_USE_V2_MODEL_RUNNER: "1"}}',
         env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
     ),
@@ -156,8 +156,8 @@ VENDORS: Mapping[str, Vendor] = {
         process_env={
             # CUDA orders GPUs fastest first by default; indices here are nvidia-smi's.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            # FlashInfer, which the lock file leaves out, compiles with nvcc, which rented machines
-            # rarely have; vLLM imports it for sampling without looking whether it is there.
+            # The lock file leaves FlashInfer out: it compiles with nvcc, which rented machines
+            # rarely have. vLLM imports it for sampling without checking that it is installed.
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
         },
         container=ContainerAccess(driver="nvidia", cdi_kind="nvidia.com/gpu"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import math
 import signal
 import subprocess
 import zipfile
@@ -18,7 +19,7 @@ import pytest
 from bench.gpu_proof import page, prompts, run, vendor_tools
 from bench.gpu_proof.install import InstallFailed, engines_python, install, require
 from bench.gpu_proof.model import LARGE, _config
-from bench.gpu_proof.results import ROOT, Result, Results
+from bench.gpu_proof.results import ROOT, WRONG_ANSWERS, Result, Results
 from bench.gpu_proof.session import Session, Stack, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
 from deploy.config.choices import MP
@@ -99,17 +100,21 @@ def test_a_step_that_fails_fails_the_command_and_the_page(
     assert "| one | step one | FAILED |" in ran.page
 
 
-def test_what_the_pins_keep_engines_from_may_fail(
-    ran: Ran, monkeypatch: pytest.MonkeyPatch
+def test_wrong_answers_without_the_pins_are_a_result(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = run.STEPS
-    monkeypatch.setattr(run, "STEPS", (one, replace(two, lifts_pins=True)))
-    ran.trouble["two"] = "wrong KV"
+    found = {WRONG_ANSWERS: ["other tokens"]}, []
+    monkeypatch.setattr(run, "STEPS", (one, replace(two, run=lambda _: found)))
     assert ran() == run.DONE
-    assert "**All 1 steps passed.**" in ran.page
-    assert "| two | step two | not right |" in ran.page
-    ran.trouble["one"] = "wrong KV"
-    assert ran(only="one") == run.FAILED
+    assert "wrong answers: other tokens (" in capsys.readouterr().err
+    assert "**All 1 steps with the pins passed; 1 without them had wrong answers.**" in ran.page
+    assert "| two | step two | wrong answers |" in ran.page
+    assert "| step two | no | other tokens |" in ran.page
+    assert ran() == run.DONE and ran.ran == ["down"], "it is not repeated"
+    found[0][WRONG_ANSWERS].clear()
+    assert ran(only="two") == run.DONE
+    assert "**All 2 steps passed.**" in ran.page and "| step two | yes | - |" in ran.page
 
 
 def test_the_next_run_continues(ran: Ran) -> None:
@@ -197,19 +202,6 @@ def test_steps_fit_their_time() -> None:
     assert sum("runner-" in name for name in names) == 3
 
 
-# The page.
-
-
-def test_the_page_says_which_pins_can_be_lifted() -> None:
-    runners = [step for step in STEPS if step.name.startswith("runner-")]
-    failed = Result(runners[1].name, 1.0, {}, ["0 of 511 loaded"])
-    found = zip(runners, (Result(runners[0].name, 1.0), failed, None), strict=True)
-    pins = page._pins(list(found))
-    assert "second model runner, asynchronous scheduling | yes | - |" in pins
-    assert "first model runner, asynchronous scheduling | no | 0 of 511 loaded |" in pins
-    assert "second model runner, synchronous scheduling | not run | - |" in pins
-
-
 # Prompts.
 
 
@@ -255,13 +247,18 @@ def test_a_prompt_loaded_whole_passes() -> None:
     [
         (Engines(loads=256), "256 of 512 loaded"),
         (Engines(loaded=0.5), "answers differ: 0.5 (tolerated"),
-        (Engines(noise=3.0), "own answers differ by 3.00"),
+        (Engines(noise=3.0), "own answers differ: 3.0"),
         (Engines(deaf=True), "another prompt's answer looks the same"),
     ],
 )
 def test_a_prompt_not_loaded_whole_fails(engines: Engines, said: str) -> None:
     (failure,) = crossed(engines).failures
     assert said in failure
+
+
+def test_other_tokens_have_no_difference_in_numbers() -> None:
+    assert prompts.told(math.inf) == "other tokens"
+    assert prompts.told(0.12345) == 0.123
 
 
 def test_noise_is_allowed_for() -> None:

@@ -520,13 +520,20 @@ class TestDocument:
                 assert all(one == {"condition": "service_healthy"} for one in needed.values())
                 seen.add(name)
 
-    @pytest.mark.parametrize("gpus", [1, 3])
-    def test_engines_start_together(self, contained: Make, gpus: int) -> None:
-        engines = contained(gpus=gpus, topology="1p2d").engines
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"gpus": 3},
+            {"gpus": 1},
+            {"gpus": 1, "model": "owner/new", "engine": {"kv_cache_gib": 4}},
+        ],
+    )
+    def test_engines_start_together(self, contained: Make, given: dict[str, Any]) -> None:
+        engines = contained(topology="1p2d", **given).engines
         assert all(list(engine["depends_on"]) == ["redis"] for engine in engines.values())
 
     def test_engines_that_measure_a_gpu_start_one_after_the_other(self, contained: Make) -> None:
-        """Too little is known of this model to tell each engine its KV space."""
+        """The size of this model's weights is unknown, so the plan cannot set the KV space."""
         made = contained(gpus=1, topology="1p2d", model="owner/new")
         needs = {name: list(engine["depends_on"]) for name, engine in made.engines.items()}
         assert needs == {
