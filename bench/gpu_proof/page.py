@@ -73,8 +73,8 @@ def _verdict(found: Found) -> str:
     if failed:
         return f"FAILED: {', '.join(failed)}."
     passed = sum(result.verdict == "passed" for result in ended)
-    if len(ended) < len(found):
-        return f"{passed} of {len(found)} steps passed; the others have not run."
+    if missing := len(found) - len(ended):
+        return f"{passed} of {len(found)} steps passed; not run: {missing}."
     if wrong := len(ended) - passed:
         return f"All {passed} steps with the pins passed; {wrong} without them had wrong answers."
     return f"All {passed} steps passed."

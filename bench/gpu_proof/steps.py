@@ -125,9 +125,7 @@ def server_killed(session: Session) -> Found:
     finally:
         session.stack(_SERVER, check=True)  # starts it again
     facts = {"chunks lost": killed.not_loaded, "difference": prompts.told(killed.difference)}
-    failures = [] if killed.matches else [f"the answer is wrong: {facts['difference']}"]
-    again = prompts.cross(stack, 514)
-    return facts, [*failures, *(f"after the restart, {failure}" for failure in again.failures)]
+    return facts, _answers_after(stack, killed)
 
 
 def runner(version: int, *, asynchronous: bool) -> Callable[[Session], Found]:
@@ -188,9 +186,14 @@ def _redis_killed(session: Session, stack: Stack) -> Found:
     }
     if not killed.not_loaded:
         raise StepFailed("Redis died too late: nothing that was found failed to load")
-    failures = [] if killed.matches else [f"the answer is wrong: {prompts.told(killed.difference)}"]
+    return facts, _answers_after(stack, killed)
+
+
+def _answers_after(stack: Stack, killed: prompts.Killed) -> list[str]:
+    """Return what is wrong with the answer after a kill, and with one after the restart."""
+    wrong = [] if killed.matches else [f"the answer is wrong: {prompts.told(killed.difference)}"]
     again = prompts.cross(stack, 514)
-    return facts, [*failures, *(f"after the restart, {failure}" for failure in again.failures)]
+    return [*wrong, *(f"after the restart, {failure}" for failure in again.failures)]
 
 
 STEPS: tuple[Step, ...] = (

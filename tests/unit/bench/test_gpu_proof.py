@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench.gpu_proof import page, prompts, run, vendor_tools
+from bench.gpu_proof import page, prompts, run, steps, vendor_tools
 from bench.gpu_proof.install import InstallFailed, engines_python, install, require
 from bench.gpu_proof.model import LARGE, _config
 from bench.gpu_proof.results import ROOT, WRONG_ANSWERS, Result, Results
@@ -112,6 +112,10 @@ def test_wrong_answers_without_the_pins_are_a_result(
     assert "| two | step two | wrong answers |" in ran.page
     assert "| step two | no | other tokens |" in ran.page
     assert ran() == run.DONE and ran.ran == ["down"], "it is not repeated"
+    monkeypatch.setattr(run, "STEPS", (*run.STEPS, replace(one, name="three")))
+    assert ran(only="two") == run.DONE
+    assert "**1 of 3 steps passed; not run: 1.**" in ran.page
+    monkeypatch.setattr(run, "STEPS", run.STEPS[:2])
     found[0][WRONG_ANSWERS].clear()
     assert ran(only="two") == run.DONE
     assert "**All 2 steps passed.**" in ran.page and "| step two | yes | - |" in ran.page
@@ -200,6 +204,52 @@ def test_steps_fit_their_time() -> None:
     assert len(set(names)) == len(names)
     assert "runner-1-sync" not in names  # what the pins select
     assert sum("runner-" in name for name in names) == 3
+
+
+# The steps of vLLM's other model runners and scheduling modes, and of Redis killed.
+
+
+class Killing:
+    """A session whose stack loses Redis before a load, and answers as it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, not_loaded: int, difference: float):
+        killed = prompts.Killed(difference == 0, not_loaded, difference)
+        right = argparse.Namespace(failures=[], row=dict)
+        monkeypatch.setattr(prompts, "cross", lambda *_: right)
+        monkeypatch.setattr(prompts, "kill_redis_before_load", lambda *_: killed)
+
+    setup = None
+
+    def stack(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def says(self, _: str) -> bool:
+        """Run the second model runner."""
+        return True
+
+
+def test_wrong_answers_fail_the_pinned_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = cast(Session, Killing(monkeypatch, not_loaded=4, difference=math.inf))
+    wrong = ["the answer is wrong: other tokens"]
+    assert steps.redis_killed(session)[1] == wrong
+    facts, failures = steps.runner(2, asynchronous=True)(session)
+    assert (facts[WRONG_ANSWERS], failures) == (wrong, [])
+
+
+def test_right_answers_are_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = cast(Session, Killing(monkeypatch, not_loaded=4, difference=0.0))
+    assert steps.redis_killed(session)[1] == []
+    facts, failures = steps.runner(2, asynchronous=True)(session)
+    assert (facts[WRONG_ANSWERS], failures) == ([], [])
+
+
+def test_a_trial_that_tried_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = cast(Session, Killing(monkeypatch, not_loaded=0, difference=0.0))
+    for step in (steps.redis_killed, steps.runner(2, asynchronous=False)):
+        with pytest.raises(StepFailed, match="too late"):
+            step(session)
+    with pytest.raises(StepFailed, match="another runner ran"):
+        steps.runner(1, asynchronous=True)(session)
 
 
 # Prompts.
