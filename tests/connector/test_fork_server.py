@@ -78,12 +78,15 @@ def test_a_spawned_process_has_no_imports(tmp_path):
 def asked(monkeypatch):
     calls: list[str] = []
     monkeypatch.setattr(fork_server, "preload", lambda: calls.append("preload"))
+    monkeypatch.setattr(serve, "sleep_between_polls", lambda: calls.append("polls"))
     monkeypatch.setattr(serve, "allow_amx", lambda: calls.append("AMX"))
     monkeypatch.setattr(fork_server, "start", lambda: calls.append("start"))
     return calls
 
 
-@pytest.mark.parametrize(("cpu", "calls"), [(True, ["preload", "AMX", "start"]), (False, [])])
+@pytest.mark.parametrize(
+    ("cpu", "calls"), [(True, ["preload", "polls", "AMX", "start"]), (False, [])]
+)
 def test_only_cpu_engines_fork(monkeypatch, asked, cpu, calls):
     """A GPU's driver does not survive a fork."""
     from vllm.platforms import current_platform
@@ -124,3 +127,40 @@ def test_amx_may_be_used_before_the_first_large_product():
         check=False,
     )
     assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+WAIT = """
+import resource, sys, threading
+from pdkit_connector import serve
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+if sys.argv[1] == "sleeping":
+    serve.sleep_between_polls()
+writer = MessageQueue(n_reader=1, n_local_reader=1)
+reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+ready = threading.Thread(target=writer.wait_until_ready)
+ready.start()
+reader.wait_until_ready()
+ready.join()
+writer.enqueue("a message, after which readers are quick for a second")
+assert reader.dequeue().startswith("a message")
+before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+try:
+    reader.dequeue(timeout=0.8)
+except TimeoutError:
+    print(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+"""
+
+
+@pytest.mark.parametrize("how", ["yielding", "sleeping"])
+def test_waiting_for_a_message_leaves_the_processor_to_others(how):
+    """As the kernel counts how often a process gave its core away; vLLM itself does not."""
+    done = subprocess.run(
+        (sys.executable, "-c", WAIT, how),
+        env={**os.environ, "PYTHONPATH": str(CONNECTOR)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert (int(done.stdout.split()[-1]) > 20) is (how == "sleeping"), done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 
 import pytest
 from pdkit_connector import engine_report, metrics, worker_socket
@@ -63,6 +64,29 @@ def test_the_page_exists_without_workers():
     registry = CollectorRegistry()
     registry.register(EngineCollector(next(_names)))
     assert b"pdkit_store_chunks" not in generate_latest(registry)
+
+
+def test_a_worker_that_hangs_is_asked_once_a_page(monkeypatch):
+    """The API server answers nobody while it waits for it."""
+    name = next(_names)
+    monkeypatch.setenv(worker_socket.WORKERS_ENV, "2")
+    monkeypatch.setattr(metrics, "_LIMIT_S", 0.05)
+
+    async def answer():
+        return b'{"0": {"up": 1, "used_memory": 7}}'
+
+    worker_socket.serve(name, 1, {servers.QUESTION: answer})
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(name))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hanging:
+        hanging.bind(worker_socket.address(name, 0))
+        hanging.listen()
+        hanging.setblocking(False)
+        text = generate_latest(registry).decode()
+        hanging.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            hanging.accept()
+    assert 'pdkit_redis_up{shard="0"} 1.0' in text
 
 
 def test_redis_is_reported_by_one_worker(monkeypatch):

@@ -31,15 +31,25 @@ class EngineCollector:
 
     def collect(self) -> Iterator[Any]:
         """Return the counts as Prometheus' counters, summed over the workers, and the report."""
-        counts = [count for said in self._ask(QUESTION) for count in parse(said)]
+        there = list(range(workers()))
+        counts = [count for said in self._ask(QUESTION, there) for count in parse(said)]
         yield from _counters([*COUNTERS.all(), *counts])
-        yield from engine_report.families(self._ask(engine_report.QUESTION))
+        yield from engine_report.families(list(self._ask(engine_report.QUESTION, there)))
         # One worker speaks for all, which have the same Redis.
-        yield from servers.families(ask_now(self._name, 0, servers.QUESTION, _LIMIT_S) or b"{}")
+        yield from servers.families(next(self._ask(servers.QUESTION, there[:1]), b"{}"))
 
-    def _ask(self, question: str) -> list[bytes]:
-        said = (ask_now(self._name, worker, question, _LIMIT_S) for worker in range(workers()))
-        return [answer for answer in said if answer]
+    def _ask(self, question: str, there: list[int]) -> Iterator[bytes]:
+        """Yield what workers answer; take those that are silent off the list.
+
+        The API server answers nobody while it waits, not even those who ask for its health: a
+        worker that hangs may cost it one wait, not one for each question.
+        """
+        for worker in tuple(there):
+            said = ask_now(self._name, worker, question, _LIMIT_S)
+            if said is None:
+                there.remove(worker)
+            elif said:
+                yield said
 
 
 class ServerCollector:

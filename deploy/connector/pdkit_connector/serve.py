@@ -12,6 +12,7 @@ import itertools
 import json
 import runpy
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from pdkit_connector.worker_socket import engine_name, make_unguessable
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _KV_TRANSFER = "--kv-transfer-config"
+_POLL_S = 1e-4  # of steps that take some milliseconds
 MP_MODULE = "pdkit_connector.mp_connector"
 
 
@@ -59,8 +61,22 @@ def fork_cores_on_cpus() -> None:
 
     if current_platform.is_cpu():
         fork_server.preload()
+        sleep_between_polls()
         allow_amx()
         fork_server.start()
+
+
+def sleep_between_polls() -> None:
+    """Let a rank's core and workers sleep while they wait for each other's messages.
+
+    For a second after each message vLLM only yields the processor between two looks at the shared
+    memory, holding Python's lock. Where ranks share cores, those that wait keep those that compute
+    from running, and their own threads too: engines of two ranks on two cores left LMCache's server
+    unanswered for more than five seconds.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    shm_broadcast.sched_yield = lambda: time.sleep(_POLL_S)
 
 
 def allow_amx() -> None:

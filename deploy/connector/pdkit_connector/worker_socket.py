@@ -162,7 +162,11 @@ async def ask(name: str, worker: int, question: str, limit_s: float) -> bytes | 
 
 
 def ask_now(name: str, worker: int, question: str, limit_s: float) -> bytes | None:
-    """Do what `ask` does, where no event loop runs; the limit is for each step."""
+    """Do what `ask` does, and block; the limit is for each step.
+
+    Returns:
+        The answer, empty where the worker does not know the question; None if it is silent.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(limit_s)
@@ -173,4 +177,4 @@ def ask_now(name: str, worker: int, question: str, limit_s: float) -> bytes | No
                 answer += piece
     except OSError:
         return None
-    return answer or None
+    return answer
