@@ -28,8 +28,9 @@ from deploy.workflows.prepare import Report
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR,
 )  # fmt: skip
-# A start, a check and a stop; and at least what the search's rates take.
-_START_S, _GPU_START_S = 30.0, 180.0
+# A start, a check and a stop, on two cores that its engines share; and at least what the search's
+# rates take.
+_START_S, _ENGINE_START_S, _GPU_START_S = 30.0, 25.0, 180.0
 _STEPS = 4  # that a search takes, once it knows where to begin
 
 
@@ -185,11 +186,20 @@ def _progress(sweep: Sweep, name: str, number: int, options: BenchOptions) -> st
 
 
 def left_seconds(sweep: Sweep, pass_s: float) -> float:
-    """Return the seconds that the remaining runs will take, estimated from the finished ones."""
-    start_s = _GPU_START_S if sweep.unit == "GPU" else _START_S
-    guess_s = start_s + _STEPS * pass_s
-    known = [run.seconds for run in sweep.runs if not run.error]
-    return len(sweep.left) * (median(known) if known else guess_s)
+    """Return the seconds that the remaining runs will take, as earlier ones of theirs did.
+
+    What no run is known of is guessed.
+    """
+
+    def guess_s(name: str) -> float:
+        engines_s = _START_S + _candidate(name).units * _ENGINE_START_S
+        return (_GPU_START_S if sweep.unit == "GPU" else engines_s) + _STEPS * pass_s
+
+    took_s = {
+        name: [run.seconds for run in sweep.of(name) if not run.error] or [guess_s(name)]
+        for name in sweep.topologies
+    }
+    return sum(median(took_s[name]) for name, _ in sweep.left)
 
 
 def write_best(folder: Path, sweep: Sweep, asked: Mapping[str, Any]) -> Path | None:

@@ -276,10 +276,24 @@ class TestFolder:
 
     def test_time_left_is_that_of_the_runs_done(self, home: Home) -> None:
         _, fresh = open_sweep(home, planned(), SETTINGS, None)
-        assert left_seconds(fresh, 6.0) == 15 * (30 + 4 * 6)
+        guess_s = 30 + 2 * 25 + 4 * 6  # all three have two engines
+        assert left_seconds(fresh, 6.0) == 15 * guess_s
         run = {"topology": "2a", "round": 0, "folder": None, "seconds": 10.0, "rate": 1.0}
         begun = Sweep.model_validate({**fresh.model_dump(), "runs": [run]})
-        assert left_seconds(begun, 6.0) == 14 * 10
+        assert left_seconds(begun, 6.0) == 4 * 10 + 10 * guess_s
+        failed = {**run, "error": "it died"}
+        broken = Sweep.model_validate({**fresh.model_dump(), "runs": [failed]})
+        assert left_seconds(broken, 6.0) == 10 * guess_s
+
+    def test_more_engines_take_longer_to_start_unless_each_has_its_gpu(self, home: Home) -> None:
+        _, plain = open_sweep(home, planned(), SETTINGS, None)
+
+        def left_s(unit: str, *topologies: str) -> float:
+            changed = {"unit": unit, "topologies": topologies, "rounds": 1}
+            return left_seconds(Sweep.model_validate({**plain.model_dump(), **changed}), 6.0)
+
+        assert left_s("engine", "1p3d") == left_s("engine", "1p1d") + 2 * 25
+        assert left_s("GPU", "1p3d") == left_s("GPU", "1p1d") == 180 + 4 * 6
 
 
 class TestPlan:
