@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 from lmcache.integration.vllm import lmcache_mp_connector as upstream
 from lmcache.v1.multiprocess.futures import MessagingFuture
-from pdkit_connector import kv_server, mp_connector, server_life
+from pdkit_connector import kv_server, mp_connector, server_life, store_barrier
 from pdkit_connector.engine_report import WorkerReport
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.mp_connector import (
@@ -31,7 +31,10 @@ from pdkit_connector.mp_connector import (
 )
 from pdkit_connector.serve import MP_MODULE, check
 from pdkit_connector.server_life import Server
-from pdkit_connector.store_barrier import answer
+from pdkit_connector.store_barrier import LATE, STORED, answer
+from pdkit_connector.stores_socket import MEMORY, REDIS, serve, stores_socket
+from redis_servers import eventually
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
@@ -459,12 +462,15 @@ def silent_upstream(monkeypatch):
     monkeypatch.setattr(mp_connector, "open_socket", lambda *_: None)
 
 
-def registered(adapter):
+def registered(adapter, **given):
     """Do what the connector does once vLLM has made its KV tensors."""
     adapter.instance_id, adapter.lmcache_tokens_per_chunk = 2**62 + 1, 256
     one = object.__new__(PatchedLMCacheMPConnector)
     one.worker_adapter = adapter
-    one._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0))
+    one._vllm_config = SimpleNamespace(
+        parallel_config=SimpleNamespace(rank=0),
+        kv_transfer_config=KVTransferConfig(kv_connector_extra_config=given),
+    )
     one.register_kv_caches({})
 
 
@@ -481,10 +487,27 @@ def test_an_engine_reports_under_which_number_the_server_knows_it(
 ):
     """By it, `deploy check` finds an engine that the server forgot."""
     monkeypatch.setattr(mp_connector, "REPORT", WorkerReport())
-    registered(adapter)
+    registered(adapter, **{"pdkit.namespace": "pdkit:test:1"})
     kv = json.loads(mp_connector.REPORT.dump())["kv"]
     assert (kv["instance"], kv["chunk_size"]) == (2**62 + 1, 256)
     assert kv["lmcache"] == importlib.metadata.version("lmcache").partition("+")[0]
+    assert kv["namespace"] == "pdkit:test:1"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({}, STORED), ({"pdkit.stored_in": REDIS}, LATE)], ids=str
+)
+def test_an_answer_waits_for_redis_if_other_hosts_load_from_it(
+    adapter, monkeypatch, silent_upstream, tmp_path, given, said
+):
+    opened = []
+    monkeypatch.setattr(mp_connector, "open_socket", lambda _, stored: opened.append(stored))
+    monkeypatch.setenv(mp_connector.SOCKET_ENV, str(tmp_path / "kv"))
+    monkeypatch.setenv(store_barrier.DEADLINE_ENV, "0.3")
+    serve(str(tmp_path / "kv"), {MEMORY: set, REDIS: lambda: {"on its way"}})
+    eventually(lambda: Path(stores_socket(str(tmp_path / "kv"))).exists(), 20)
+    registered(adapter, **given)
+    assert asyncio.run(opened[0]()) == said
 
 
 def test_a_process_with_a_wrong_number_cannot_share_gpu_memory(monkeypatch):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,15 +17,28 @@ import httpx
 import pytest
 import torch
 import zmq
-from lmcache.integration.vllm.vllm_multi_process_adapter import HeartbeatThread, ParallelStrategy
+from lmcache.integration.vllm.vllm_multi_process_adapter import (
+    HeartbeatThread,
+    LoadStoreOp,
+    ParallelStrategy,
+)
 from lmcache.v1.multiprocess.group_view import EngineGroupInfo
 from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from pdkit_connector.mp_connector import SOCKET_ENV, GuardedAdapter, GuardedSchedulerAdapter
+from pdkit_connector.stores_socket import MEMORY, stored_by_server
 from redis_servers import eventually
 
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 STARTS_WITHIN_S = 120.0
 BLOCK, LAYERS = 16, 2
+PROGRAM = ("-m", "pdkit_connector.kv_server")
+# A server that notes what was written once a minute, where LMCache does every five milliseconds.
+FORGETFUL = """
+from lmcache.v1.multiprocess.native_completion import DeviceHostFuncDispatcher
+DeviceHostFuncDispatcher.__init__.__defaults__ = (60.0,)
+from pdkit_connector.kv_server import main
+main()
+"""
 
 
 class Sockets:
@@ -33,10 +48,10 @@ class Sockets:
         self.requests, self.pages = str(folder / "requests"), str(folder / "pages")
 
     @contextmanager
-    def served(self) -> Iterator[None]:
+    def served(self, *program: str) -> Iterator[None]:
         """Run a server, which is killed at the end."""
         argv = (
-            sys.executable, "-m", "pdkit_connector.kv_server", self.requests, self.pages,
+            sys.executable, *(program or PROGRAM), self.requests, self.pages,
             "--l1-size-gb", "0.01", "--eviction-policy", "LRU", "--chunk-size", str(BLOCK),
             "--supported-transfer-mode", "lmcache_driven",
         )  # fmt: skip
@@ -134,6 +149,29 @@ def test_lookups_of_ended_requests_are_forgotten(sockets):
         asking.end_session("waits")
         eventually(lambda: left(sockets) == (0, 0), 20)
         worker.shutdown()
+
+
+def test_kv_counts_as_stored_when_other_engines_find_it(sockets):
+    tokens = list(range(3 * BLOCK))
+    with sockets.served("-c", FORGETFUL):
+        worker = registered(sockets)
+        asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{sockets.requests}"])
+        worker._heartbeat._execute()
+        op = LoadStoreOp(tokens, [[1, 2, 3]], 0, len(tokens))
+        worker.submit_store_request("stores", op, worker.create_recorded_event())
+        eventually(lambda: not worker.stores_under_way(), 20)
+        assert found(asking, "before", tokens) == 0, "its blocks were read, and that is all"
+        assert asyncio.run(stored_by_server(sockets.requests, MEMORY, 20))
+        assert found(asking, "after", tokens) == len(tokens)
+        worker.shutdown()
+
+
+def found(asking, request, tokens):
+    """Return how many tokens of a prompt an engine finds."""
+    asking.maybe_submit_lookup_request(request, tokens)
+    while (result := asking.check_lookup_result(request)) is None:
+        time.sleep(0.01)
+    return result
 
 
 def test_the_script_api_is_disabled(sockets):

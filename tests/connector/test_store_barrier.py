@@ -27,8 +27,9 @@ def name(monkeypatch):
     return name
 
 
-def serve(name, worker, under_way):
-    worker_socket.serve(name, worker, {store_barrier.QUESTION: store_barrier.answer(under_way)})
+def serve(name, worker, under_way, then=None):
+    stored = store_barrier.answer(under_way, then=then)
+    worker_socket.serve(name, worker, {store_barrier.QUESTION: stored})
 
 
 async def listening(name: str, worker: int = 0) -> None:
@@ -118,6 +119,28 @@ def test_a_store_that_hangs_delays_one_answer_only(name, run, waits):
         assert waits() == {"late": 1, "stored": 1}
 
     run(scenario())
+
+
+def test_what_another_process_does_for_them_is_awaited_in_the_time_that_is_left(
+    name, monkeypatch, run, waits
+):
+    monkeypatch.setenv(store_barrier.DEADLINE_ENV, "60")
+    limits, ends = [], iter((True, False))
+
+    async def then(limit_s):
+        limits.append(limit_s)
+        return next(ends)
+
+    under_way: set[str] = set()
+    serve(name, 0, under_way.copy, then)
+
+    async def scenario():
+        for _ in range(2):
+            await answered()
+
+    run(scenario())
+    assert waits() == {"stored": 1, "late": 1}
+    assert all(59 < limit_s <= 60 for limit_s in limits)
 
 
 def test_every_worker_is_asked(name, monkeypatch, run):

@@ -29,8 +29,11 @@ def main() -> None:
     """Serve until SIGTERM."""
     requests, pages, *rest = sys.argv[1:]
     require_own_number()
+    from pdkit_connector.server_stores import answer_engines  # with LMCache's server
+
     hold_connections(requests)
     release_ended()
+    answer_engines(requests)
     listen_on_sockets(requests, pages)
     add_pages()
     if address := os.environ.get(metrics_port.ADDRESS_ENV):

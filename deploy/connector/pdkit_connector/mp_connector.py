@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.log import get_logger
 from pdkit_connector.process_numbers import require_own_number
-from pdkit_connector.releases import installed_lmcache
+from pdkit_connector.redis_path.objects import object_layout
+from pdkit_connector.releases import installed_lmcache, installed_vllm
 from pdkit_connector.request_view import foreign
 from pdkit_connector.server_life import Server
 from pdkit_connector.step_clock import timed_steps
 from pdkit_connector.store_barrier import answer
+from pdkit_connector.stores_socket import MEMORY, stored_by_server
 from pdkit_connector.worker import open_socket
 
 SOCKET_ENV = "PDKIT_KV_SERVER_SOCKET"
@@ -206,17 +209,26 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
         # LMCache pings from the first transfer on. An engine that idles before it is forgotten by
         # the server, and as the first ping is answered, it never registers again.
         adapter._ensure_heartbeat_started()
+        given = self._vllm_config.kv_transfer_config.get_from_extra_config
         REPORT.set_kv(
             {
                 "client": "lmcache-mp",
                 "lmcache": installed_lmcache(),
+                "vllm": installed_vllm(),
+                "namespace": given("pdkit.namespace", None),
+                "layout": object_layout(),
                 "model": adapter.model_name,
                 "world_size": adapter.world_size,
                 "chunk_size": adapter.lmcache_tokens_per_chunk,
                 "instance": adapter.instance_id,
             }
         )
-        open_socket(self._vllm_config.parallel_config.rank, answer(adapter.stores_under_way))
+        wait = partial(
+            stored_by_server, os.environ.get(SOCKET_ENV, ""), given("pdkit.stored_in", MEMORY)
+        )
+        open_socket(
+            self._vllm_config.parallel_config.rank, answer(adapter.stores_under_way, then=wait)
+        )
 
 
 def remove_left(prefix: str) -> None:

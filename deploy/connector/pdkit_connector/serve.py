@@ -71,8 +71,8 @@ def sleep_between_polls() -> None:
 
     For a second after each message vLLM only yields the processor between two looks at the shared
     memory, holding Python's lock. Where ranks share cores, those that wait keep those that compute
-    from running, and their own threads too: engines of two ranks on two cores left LMCache's server
-    unanswered for more than five seconds.
+    from running, and their own threads too: engines of two ranks on two cores got no
+    answer from LMCache's server within five seconds.
     """
     from vllm.distributed.device_communicators import shm_broadcast
 

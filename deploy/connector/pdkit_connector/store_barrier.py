@@ -21,7 +21,7 @@ DEADLINE_ENV = "PDKIT_STORE_BARRIER_S"
 DEFAULT_DEADLINE_S = 10.0
 QUESTION = "stored"
 
-_STORED, _LATE = b"1", b"0"
+STORED, LATE = b"1", b"0"
 _TICK_S = 0.002
 
 # One token a store of this process that was begun and has not ended. Adding, discarding and copying
@@ -75,12 +75,22 @@ def stores_ended(under_way: Callable[[], set[Hashable]]) -> Callable[[float], Aw
     return wait
 
 
-def answer(under_way: Callable[[], set[Hashable]] = under_way) -> Callable[[], Awaitable[bytes]]:
-    """Return a worker's answer to QUESTION, given when the stores of that moment have ended."""
+def answer(
+    under_way: Callable[[], set[Hashable]] = under_way,
+    then: Callable[[float], Awaitable[bool]] | None = None,
+) -> Callable[[], Awaitable[bytes]]:
+    """Return a worker's answer to QUESTION, given when the stores of that moment have ended.
+
+    `then` waits for what another process still does for them, in the seconds that are left.
+    """
     wait = stores_ended(under_way)
 
     async def when_stored() -> bytes:
-        return _STORED if await wait(deadline_s()) else _LATE
+        until = time.monotonic() + deadline_s()
+        ended = await wait(deadline_s())
+        if ended and then:
+            ended = await then(max(0.0, until - time.monotonic()))
+        return STORED if ended else LATE
 
     return when_stored
 
@@ -89,7 +99,7 @@ async def stored(name: str, worker: int, limit_s: float) -> bool | None:
     """Ask one worker; None where it has no barrier, or broke it off."""
     # The worker keeps the deadline; this one is for a worker that hangs.
     said = await ask(name, worker, QUESTION, limit_s + 1)
-    return said == _STORED if said else None
+    return said == STORED if said else None
 
 
 class HoldUntilStored:
