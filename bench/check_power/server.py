@@ -64,7 +64,7 @@ class ServerBench(Bench):
                 return
             for at, value in damaged.items():
                 self.store.setrange(keys[at], HEADER_BYTES, value)
-            if not drop_from_memory(session.running, session.producers[0], prompt):
+            if not drop_from_memory(session.running, prompt):
                 raise RuntimeError("the server does not drop the prompt's KV from its memory")
 
         return meddled_check(self.running, self.pair, meddle), firsts[0]

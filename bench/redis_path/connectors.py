@@ -104,7 +104,7 @@ class Side:
         self.store.flushall()
 
     def _forget(self, asked: Sequence[int]) -> None:
-        if not drop_from_memory(self.running, "producer-0", asked):
+        if not drop_from_memory(self.running, asked):
             raise RuntimeError("Redis does not get a prompt's KV in time")
 
     def _cpu_s(self) -> float:

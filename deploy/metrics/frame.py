@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -120,7 +120,8 @@ class Totals:
             producers ask it, too, and need not find anything.
         answers: each request is one of a producer's as well, if there are producers.
         path: what went to and from Redis; None if LMCache's own client moves it.
-        tiers: where KV came from; None without LMCache's server, or where it did not answer.
+        tiers: where KV came from, in the engines of this host; None without LMCache's server, or
+            where it did not answer.
     """
 
     cache: CacheCounters = field(default_factory=CacheCounters)
@@ -129,8 +130,15 @@ class Totals:
     tiers: Tiers | None = None
 
     @classmethod
-    def of(cls, counted: Mapping[str, tuple[str, MetricsPage]]) -> Totals:
-        """Return the totals of pages, by the names of services and with their roles."""
+    def of(
+        cls, counted: Mapping[str, tuple[str, MetricsPage]], remote: Collection[str] = ()
+    ) -> Totals:
+        """Return the totals of pages, by the names of services and with their roles.
+
+        Args:
+            counted: the pages.
+            remote: names of engines of other hosts, which LMCache's server here does not serve.
+        """
         # One that never answered has an empty page.
         servers = [page for role, page in counted.values() if role == "kv-server" and page.samples]
         pages = [page for role, page in counted.values() if role in ENGINE_ROLES]
@@ -142,7 +150,12 @@ class Totals:
             external_queries=external.external_queries,
             external_hits=external.external_hits,
         )
-        tiers = Tiers.of(every.cache, servers[0]) if servers else None
+        here = _together(
+            page
+            for name, (role, page) in counted.items()
+            if role in ENGINE_ROLES and name not in remote
+        )
+        tiers = Tiers.of(here.cache, servers[0]) if servers else None
         return cls(cache, ends.answers, every.path, tiers)
 
     def as_dict(self) -> dict[str, Any]:

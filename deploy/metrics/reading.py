@@ -38,6 +38,7 @@ class ServiceReading:
             another one once it has been restarted.
         page: its metrics; None if it has none, or did not answer.
         clock_s: when the page was read, by a clock that is never set.
+        remote: another host has it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ServiceReading:
     life: int | str = 0
     page: MetricsPage | None = None
     clock_s: float = 0.0
+    remote: bool = False
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def next_frame(memory: Memory | None, now: StackReading) -> tuple[Memory, Frame]
         if kept.reading
         else ()
     )
+    remote = {name for name, service in now.services.items() if service.remote}
     frame = Frame(
         name=now.name,
         at=now.at,
@@ -69,8 +70,10 @@ def next_frame(memory: Memory | None, now: StackReading) -> tuple[Memory, Frame]
         engines=_engines(now, services, intervals),
         store=StoreFrame(now.store, store, evicted) if now.store else None,
         router=_router(now, services, intervals),
-        counts=Totals.of({n: (services[n].role, one.counted) for n, one in intervals.items()}),
-        watched=Totals.of({n: (one.role, one.watched) for n, one in services.items()}),
+        counts=Totals.of(
+            {n: (services[n].role, one.counted) for n, one in intervals.items()}, remote
+        ),
+        watched=Totals.of({n: (one.role, one.watched) for n, one in services.items()}, remote),
         events=events,
     )
     after = replace(

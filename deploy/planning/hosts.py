@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from deploy.config.choices import MP
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
@@ -28,12 +27,16 @@ def check_hosts(spec: SettledSpec, topology: Topology) -> None:
             retry=({"--producers": "1", "--consumers": "0"},),
         )
     _check_other_role(spec, topology)
-    listens = not ipaddress.ip_address(spec.engine.bind).is_loopback
-    several = topology.partial or listens or bool(spec.router.engines)
-    problem = next(_problems(spec, topology), None) if several else None
+    problem = next(_problems(spec, topology), None) if spans_hosts(spec, topology) else None
     if problem:
         setting, said, hint = problem
         raise ConfigError(said, setting=setting, hint=hint)
+
+
+def spans_hosts(spec: SettledSpec, topology: Topology) -> bool:
+    """Whether other hosts have engines of the stack, or a router that uses these."""
+    listens = not ipaddress.ip_address(spec.engine.bind).is_loopback
+    return topology.partial or listens or bool(spec.router.engines)
 
 
 def _check_other_role(spec: SettledSpec, topology: Topology) -> None:
@@ -66,9 +69,6 @@ def _problems(spec: SettledSpec, topology: Topology) -> Iterator[tuple[str, str,
     if topology.aggregated:
         yield ("topology", f"{topology}: {shared} has producers and consumers",
                "set producers and consumers instead")  # fmt: skip
-    if spec.connector == MP:
-        yield ("connector", f"{spec.connector} shares KV on one host only",
-               "leave connector out")  # fmt: skip
     if spec.redis.url_file is None:
         yield ("redis.url_file", f"it is missing: {shared} needs a Redis that all of them reach",
                "write its URL into a file, and name that in redis.url_file")  # fmt: skip

@@ -12,11 +12,13 @@ import yaml
 
 from deploy.errors import ConfigError
 from deploy.planning.engines import EnginePlan
+from deploy.planning.hosts import spans_hosts
 from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.limits import TransferLimits
 from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
+from deploy.stack.namespace import kv_namespace
 from deploy.stack.redis_path import redis_path_settings
 from deploy.stack.service import ConfigFile, HealthCheck, Service
 
@@ -135,6 +137,8 @@ def _limits(plan: Plan) -> TransferLimits:
 
 def transfer_config(plan: Plan, layout: Layout) -> dict[str, Any]:
     """Return what vLLM's `--kv-transfer-config` says of the server."""
+    # Another host's engines load from Redis what this host's find in the server's memory.
+    stored_in = "redis" if spans_hosts(plan.spec, plan.topology) else "memory"
     return {
         "kv_connector": "PatchedLMCacheMPConnector",
         "kv_connector_module_path": "pdkit_connector.mp_connector",
@@ -143,6 +147,8 @@ def transfer_config(plan: Plan, layout: Layout) -> dict[str, Any]:
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
             "lmcache.mp.heartbeat_interval": HEARTBEAT_S,
             "lmcache.mp.save_decode_cache": plan.save_decode_cache,
+            "pdkit.namespace": kv_namespace(plan, layout),
+            "pdkit.stored_in": stored_in,
         },
     }
 

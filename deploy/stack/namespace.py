@@ -17,6 +17,11 @@ def key_prefix(stack: str) -> str:
     return f"pdkit:{stack}:"
 
 
+def kv_namespace(plan: Plan, layout: Layout) -> str:
+    """Return what the keys of all KV begin with that this plan's engines can load."""
+    return key_prefix(plan.name) + hash_seed(plan, layout)
+
+
 def hash_seed(plan: Plan, layout: Layout) -> str:
     """Return the PYTHONHASHSEED of every engine of the stack.
 

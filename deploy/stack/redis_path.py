@@ -8,7 +8,7 @@ from typing import Any
 from deploy.planning.limits import TransferLimits
 from deploy.planning.plan import Plan
 from deploy.stack.layout import KV_KEY, Layout
-from deploy.stack.namespace import hash_seed, key_prefix
+from deploy.stack.namespace import kv_namespace
 
 
 def redis_path_settings(
@@ -19,7 +19,7 @@ def redis_path_settings(
     return {
         # Keys are spread over several in their order, which is the same for all engines.
         "pdkit.url": urls[0] if len(urls) == 1 else list(urls),
-        "pdkit.namespace": key_prefix(plan.name) + hash_seed(plan, layout),
+        "pdkit.namespace": kv_namespace(plan, layout),
         "pdkit.lookup_s": limits.lookup_s,
         "pdkit.load_s": limits.load_s,
         "pdkit.store_s": limits.store_s,

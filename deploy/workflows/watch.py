@@ -103,7 +103,15 @@ def _reading(running: RunningStack, service: Service) -> ServiceReading:
     # A router that lacks engines is not ready, and counts what it cannot serve.
     counts = condition == "ready" or (alive and service.role == "router")
     page = metrics_page(running, service, timeout_s=_PAGE_TIMEOUT_S) if counts else None
-    return ServiceReading(service.name, service.role, condition, pid, page, time.monotonic())
+    return ServiceReading(
+        service.name,
+        service.role,
+        condition,
+        pid,
+        page,
+        time.monotonic(),
+        remote=service in running.stack.remote,
+    )
 
 
 def _stats(running: RunningStack) -> StoreStats | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 
 from bench.redis_server import RedisServer
@@ -22,6 +23,7 @@ CHUNK = 256
 PROMPT = 4 * CHUNK + 85
 KEY = "of-both-hosts-0123456789"
 PORT = 8000  # each namespace has all ports
+PAUSE_MS = 2000  # far longer than a prefill, and shorter than any deadline of the Redis path
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,30 @@ class Host:
         return self.network.inside(send)
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
+Hosts = tuple[Host, Host, redis.Redis]
+
+
+@pytest.fixture(scope="module", params=["lmcache", "lmcache-mp"])
+def hosts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Hosts]:
+    """Yield the producer's host, the router's, and their Redis."""
+    connector: dict[str, Any] = {"connector": request.param}
+    if request.param == "lmcache-mp":  # each host has a server, and loads what the other stored
+        connector["lmcache"] = {"server_gib": 0.25}
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "key").write_text(KEY)
     with two_networks() as (one, two):
         (folder / "redis-url").write_text(f"redis://{one.address}:6379")
-        worker = _host(folder, one, {"bind": one.address}, producers=1, consumers=0)
+        producer = {"producers": 1, "consumers": 0, **connector}
+        worker = _host(folder, one, {"bind": one.address}, **producer)
         url = f"http://{one.address}:{PORT + 10}"
         remote = {"engines": [{"role": "producer", "url": url}]}
-        front = _host(folder, two, {}, producers=0, consumers=1, router=remote)
+        front = _host(folder, two, {}, producers=0, consumers=1, router=remote, **connector)
         options = ("--bind", one.address, "--protected-mode", "no")
-        with RedisServer(folder, *options, port=6379, enter=one.enter):
+        with RedisServer(folder, *options, port=6379, enter=one.enter) as server:
             try:
-                yield worker, front
+                yield worker, front, redis.Redis(unix_socket_path=server.socket)
             finally:
                 for host in (front, worker):
                     host.kit.run("down")
@@ -87,14 +99,19 @@ def fresh(seed: int) -> list[int]:
     return [5 + (seed * 7919 + index * 31) % 200 for index in range(PROMPT)]
 
 
-def test_kv_crosses_hosts_and_a_cut_link_costs_misses_only(hosts: tuple[Host, Host]) -> None:
-    worker, front = hosts
+def test_kv_crosses_hosts_and_a_cut_link_costs_misses_only(hosts: Hosts) -> None:
+    worker, front, store = hosts
     worker.up()
-    checked = front.up()["check"]
-    assert checked["passed"], checked
+    has_server = "kv-server" in front.up()["started"]
+    checked = front.kit.ok("check")
+    if has_server:
+        assert checked["second_tier"]["hits"] == checked["second_tier"]["eligible"] > 0
     assert [pair["eligible_rate"] for pair in checked["pairs"]] == [1.0]
     assert front.ask(PORT, fresh(1)).cached_tokens == 4 * CHUNK
+    keys = store.dbsize()
+    store.client_pause(PAUSE_MS, all=False)  # it stores nothing until then
     stored = worker.ask(PORT + 10, fresh(2))  # in Redis, which the consumer is about to lose
+    assert store.dbsize() >= keys + 4, "the producer answered before Redis had its KV"
 
     front.network.connect(up=False)
     cut = {seed: front.ask(PORT, fresh(seed)) for seed in (2, 3)}

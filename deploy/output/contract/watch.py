@@ -45,7 +45,8 @@ class StackTotals(Totals):
     """What a stack's engines and LMCache's server counted together.
 
     Attributes:
-        tiers: where KV came from; null without such a server, or where it did not answer.
+        tiers: where KV came from, for this host's engines; null without such a server, or where it
+            did not answer.
     """
 
     tiers: Tiers | None

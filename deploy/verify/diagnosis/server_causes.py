@@ -77,7 +77,9 @@ def forgets(evidence: Evidence) -> Diagnosis | None:
     server = evidence.server
     if server is None or server.engines is None:
         return None
-    running = {engine.name: engine.kv for engine in evidence.engines if not engine.ended}
+    # Those of another host have another server.
+    here = [engine for engine in evidence.engines if engine.hash_seed is not None]
+    running = {engine.name: engine.kv for engine in here if not engine.ended}
     unknown = [
         name
         for name, kv in running.items()

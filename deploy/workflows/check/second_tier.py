@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from deploy.config.engine_args import options
 from deploy.runtime.engine_api import ApiError, EngineApi
@@ -26,16 +26,16 @@ def check_second_tier(session: Session) -> None:
 
     What is loaded then can only come from Redis, whatever else the stack serves meanwhile.
     """
-    length, producer = lengths(session)[0], session.producers[0]
-    consumer = next((name for name in reversed(session.consumers) if name != producer), None)
-    if consumer is None:
+    pair = next(_pairs(session), None)
+    if pair is None:
         session.found.second_tier = Phase(skipped="there is one engine")
         return
+    length, (producer, consumer) = lengths(session)[0], pair
     prompt = session.fresh(length)
     logs = f"deploy logs kv-server --name {session.running.stack.name}"
     try:
         reference = session.computed(producer, prompt, "")
-        if not drop_from_memory(session.running, producer, prompt):
+        if not drop_from_memory(session.running, prompt):
             session.found.second_tier = Phase(hits_of(session, length, 0), 2)
             session.report(f"from Redis alone: Redis does not get a prompt's KV in time; {logs}")
             return
@@ -49,12 +49,18 @@ def check_second_tier(session: Session) -> None:
     session.report(f"from Redis alone: {said(session.found.second_tier.hits)}")
 
 
-def drop_from_memory(running: RunningStack, engine: str, prompt: Sequence[int]) -> bool:
-    """Have LMCache's server drop a prompt's KV from its memory once Redis has it.
+def _pairs(session: Session) -> Iterator[tuple[str, str]]:
+    """Yield pairs that share KV through Redis once this host's server has dropped it."""
+    remote = {one.name for one in session.running.stack.remote}
+    for consumer in reversed(session.consumers):
+        for producer in session.producers:
+            # Two engines of another host have a server there.
+            if producer != consumer and not {producer, consumer} <= remote:
+                yield producer, consumer
 
-    Args:
-        running: the stack.
-        engine: one of those that the server serves.
+
+def drop_from_memory(running: RunningStack, prompt: Sequence[int]) -> bool:
+    """Have LMCache's server drop a prompt's KV from its memory once Redis has it.
 
     Returns:
         Whether that happened in time.
@@ -63,7 +69,7 @@ def drop_from_memory(running: RunningStack, engine: str, prompt: Sequence[int]) 
     if plan.kv_server is None:
         return False
     # As the engines call it, which in containers is another path than this machine's.
-    model = options(running.stack.service(engine).argv)["--model"]
+    model = options(running.stack.service(plan.engines[0].name).argv)["--model"]
     deadline = time.monotonic() + _STORED_WITHIN_S
     with EngineApi(running.stack.service(plan.kv_server.name).url, timeout_s=5.0) as api:
         while not api.forget(model, plan.limits.ranks, prompt):

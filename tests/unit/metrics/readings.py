@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -78,10 +79,7 @@ def stats(**changes: Any) -> StoreStats:
 def reading(second: float, *services: ServiceReading, **changes: Any) -> StackReading:
     """Return a reading at a second after the beginning; its services were read then, too."""
     found = {
-        one.name: one
-        if one.clock_s >= 0
-        else ServiceReading(one.name, one.role, one.condition, one.life, one.page, second)
-        for one in services
+        one.name: one if one.clock_s >= 0 else replace(one, clock_s=second) for one in services
     }
     usual: dict[str, Any] = {
         "up": True,

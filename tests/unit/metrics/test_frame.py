@@ -178,6 +178,17 @@ class TestTiers:
         assert frame.as_dict()["interval"]["tiers"]["redis"] == 20
         assert frame.watched.tiers == frame.counts.tiers
 
+    def test_engines_of_other_hosts_have_another_server(self) -> None:
+        busy = page(queries=9000, hits=0, asked=0, found=0)
+        frame = last(
+            reading(0, self.server(0, 0), service("consumer-0", OLD),
+                    replace(service("producer-0", page(queries=0, hits=0)), remote=True)),
+            reading(2, self.server(2, 20), service("consumer-0", NEW),
+                    replace(service("producer-0", busy), remote=True)),
+        )  # fmt: skip
+        assert frame.counts.tiers == Tiers(400, local=300, server=5, redis=20, computed=75)
+        assert frame.watched.tiers == frame.counts.tiers
+
     def test_pages_of_different_moments_give_no_negative_part(self) -> None:
         frame = last(
             reading(0, self.server(0, 0), service("consumer-0", OLD)),

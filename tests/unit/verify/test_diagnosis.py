@@ -413,6 +413,11 @@ def test_an_engine_of_which_the_server_does_not_know_a_rank_is_named() -> None:
     assert codes(missed=True, **server(engines=(6, 8))) == ["engine_unknown"]
 
 
+def test_an_engine_of_another_host_has_another_server() -> None:
+    away = (MP_ENGINES[0], replace(MP_ENGINES[1], hash_seed=None))
+    assert codes(missed=True, **{**server(engines=(6, 7)), "engines": away}) == ["not_found"]
+
+
 def test_missing_facts_of_lmcaches_server_are_not_a_cause() -> None:
     """An engine of another kit reports no instance, and one that ended is known to nobody."""
     assert codes(missed=True, **server(lmcache="", engines=None)) == ["not_found"]
