@@ -12,12 +12,17 @@ from deploy.benchmark.report.points import Point, StackRuns
 
 Spec = dict[str, Any]
 
-# Okabe and Ito's palette, which colour-blind people can tell apart; each also has a shape.
+# Okabe and Ito's palette, which colour-blind people can tell apart. Each stack also has a shape and
+# a dash, of which there is one more, so that a stack whose colour is another's has other ones.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
-_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "wedge")
+_SHAPES = (
+    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right",
+    "triangle-left",
+)  # fmt: skip
+_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4], [8, 3, 2, 3, 2, 3])
 # Tol's light palette for kinds of time and of tokens, so that no colour stands for a stack, too.
 _KINDS = (
-    "#77AADD", "#EE8866", "#BBCC33", "#FFAABB", "#44BB99", "#EEDD88", "#99DDFF", "#AAAA00",
+    "#77AADD", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#EEDD88", "#99DDFF", "#AAAA00",
     "#DDDDDD",
 )  # fmt: skip
 _HEIGHT = 280
@@ -86,8 +91,8 @@ def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]
     )
 
 
-def _by_stack(order: Sequence[str], marks: Sequence[str]) -> Spec:
-    """Return the colour or shape of each stack, the same in every chart."""
+def _by_stack(order: Sequence[str], marks: Sequence[Any]) -> Spec:
+    """Return the colour, shape or dash of each stack, the same in every chart."""
     return {
         "field": "stack",
         "type": "nominal",
@@ -209,15 +214,7 @@ def _distribution(values: list[Spec], order: Sequence[str], title: str, what: st
             ),
             "y": _axis("share", f"share of {what}", axis={"format": "%"}),
             "color": _by_stack(order, PALETTE),
-            "strokeDash": {
-                **_by_stack(order, _SHAPES),
-                "scale": {
-                    "domain": list(order),
-                    "range": [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4]][
-                        : len(order)
-                    ],
-                },
-            },
+            "strokeDash": _by_stack(order, _DASHES),
             "tooltip": _tooltip(stack="stack", ms="ms", share=f"share of {what}"),
         },
     )

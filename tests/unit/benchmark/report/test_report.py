@@ -247,6 +247,23 @@ class TestCharts:
         assert len(stacks) == 5
         assert len(set(stacks)) == 1
 
+    @pytest.mark.parametrize(
+        ("chart", "mark"), [("ttft", "shape"), ("ttft-distribution", "strokeDash")]
+    )
+    def test_many_stacks_can_be_told_apart(self, chart: str, mark: str) -> None:
+        names = [f"{engines}a" for engines in range(1, 13)]
+        made = {one.name: one for one in charts(runs(*map(measured, names)))}
+        spec = json.dumps(made[chart].spec)
+        domain = re.escape(json.dumps(names))
+        ranges = {
+            of: json.loads(
+                re.search(rf'"{of}": .*?"domain": {domain}, "range": (\[.*?\])}}', spec)[1]
+            )
+            for of in ("color", mark)
+        }
+        assert len(ranges["color"]) == len(names)
+        assert len({json.dumps(pair) for pair in zip(*ranges.values(), strict=True)}) == len(names)
+
 
 class TestPoints:
     def test_curves_have_medians_with_intervals(self) -> None:
