@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -209,7 +210,8 @@ def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
     )
     if {server.name} <= seen.pages_before.keys() & seen.pages_after.keys():
         pressure = KvServerPressure.read(seen.page(server.name))
-        facts = replace(facts, no_room=pressure.no_room, evictions=pressure.evictions)
+        chunks = math.ceil(pressure.no_room / plan.limits.ranks)
+        facts = replace(facts, no_room=chunks, evictions=pressure.evictions)
     url = running.stack.service(server.name).url
     with suppress(ApiError), EngineApi(url, timeout_s=PAGE_TIMEOUT_S) as api:
         facts = replace(facts, lmcache=api.lmcache_version().partition("+")[0])

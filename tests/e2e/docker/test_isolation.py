@@ -19,6 +19,7 @@ from tests.e2e.conftest import eventually
 from tests.e2e.docker.conftest import (
     BASE,
     ENGINES,
+    LABEL,
     PYTHON,
     SERVICES,
     Project,
@@ -290,7 +291,7 @@ def test_only_a_killed_runs_stack_is_removed(stack: Project, tmp_path: Path) -> 
     made = {str(root): _created(root) for root in roots}
     try:
         remove_stacks_of_killed_runs()
-        left = docker("ps", "-aq", "--no-trunc", "--filter", "label=dev.pdkit.root").split()
+        left = docker("ps", "-aq", "--no-trunc", "--filter", LABEL).split()
         assert set(stack.ids().values()) <= set(left)
         assert [root for root, container in made.items() if container not in left] == [
             str(roots[0])
