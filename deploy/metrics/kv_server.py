@@ -22,7 +22,7 @@ _EVICTIONS = "lmcache_mp_l1_eviction_loop_triggered_total"
 
 @dataclass(frozen=True)
 class Tiers:
-    """Where the KV of prompts came from, in tokens of all engines in a time.
+    """Where the KV of prompts came from, in tokens of all engines of this host in a time.
 
     Attributes:
         asked: tokens of prompts; those of one that a producer and a consumer get count twice.

@@ -147,7 +147,7 @@ def _tiers(tiers: Tiers) -> list[str]:
         "computed": tiers.computed,
     }
     shares = (f"{name} {percent(n / tiers.asked)}" for name, n in parts.items() if tiers.asked)
-    return [f"tiers    {', '.join(shares) or _UNKNOWN} (all engines)"]
+    return [f"tiers    {', '.join(shares) or _UNKNOWN} (engines here)"]
 
 
 def _event_line(event: Event) -> str:

@@ -222,10 +222,15 @@ def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
 def _store_facts(
     running: RunningStack, found: Findings, seen: Readings, store: Store
 ) -> StoreFacts:
-    if server := running.prepared.plan.kv_server:
+    plan = running.prepared.plan
+    server = plan.kv_server
+    silent = server is not None and server.name not in seen.pages_after
+    anew = server is not None and server.name in (*found.ended, *found.restarted)
+    # Between hosts, KV crosses through Redis.
+    if server and (silent or anew or not plan.remote):
         return StoreFacts(
-            reachable=server.name in seen.pages_after,
-            restarted=server.name in (*found.ended, *found.restarted),
+            reachable=not silent,
+            restarted=anew,
             services=[server.name],
             name="LMCache's server",
         )

@@ -77,12 +77,14 @@ def outdated_services(prepared: Prepared, kept: Mapping[str, Secret]) -> set[str
     Raises:
         ConfigError: the URL of a Redis that cannot be used.
     """
-    engines = {engine.name for engine in prepared.plan.engines}
-    router = {"router"} if prepared.plan.has_router else set()
+    plan = prepared.plan
+    engines = {engine.name for engine in plan.engines}
+    users = {plan.kv_server.name} if plan.kv_server else engines
+    router = {"router"} if plan.has_router else set()
     outdated = router if _is_other(API_KEY, api_key, prepared.spec, kept) else set()
     if _is_other(ENGINE_KEY, engine_key, prepared.spec, kept):
         outdated = router | engines
-    return outdated | (engines if is_other_redis(prepared, kept) else set())
+    return outdated | (users if is_other_redis(prepared, kept) else set())
 
 
 def _is_other(

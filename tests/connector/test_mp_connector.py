@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 from lmcache.integration.vllm import lmcache_mp_connector as upstream
 from lmcache.v1.multiprocess.futures import MessagingFuture
-from pdkit_connector import kv_server, mp_connector, server_life, store_barrier
+from pdkit_connector import kv_server, mp_connector, server_life, server_stores, store_barrier
 from pdkit_connector.engine_report import WorkerReport
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.mp_connector import (
@@ -32,8 +32,7 @@ from pdkit_connector.mp_connector import (
 from pdkit_connector.serve import MP_MODULE, check
 from pdkit_connector.server_life import Server
 from pdkit_connector.store_barrier import LATE, STORED, answer
-from pdkit_connector.stores_socket import MEMORY, REDIS, serve, stores_socket
-from redis_servers import eventually
+from pdkit_connector.stores_socket import MEMORY, REDIS, serve
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -440,8 +439,9 @@ def test_the_servers_host_arguments_cannot_be_resolved():
 def test_the_server_shows_its_metrics_on_a_port_only_if_configured(monkeypatch, address):
     shown = []
     monkeypatch.setattr(sys, "argv", ["kv_server", "requests", "pages"])
-    monkeypatch.setattr(kv_server, "listen_on_sockets", lambda *_: None)
-    monkeypatch.setattr(kv_server, "add_pages", lambda: None)
+    for name in ("hold_connections", "release_ended", "listen_on_sockets", "add_pages"):
+        monkeypatch.setattr(kv_server, name, lambda *_: None)
+    monkeypatch.setattr(server_stores, "answer_engines", lambda _: None)
     monkeypatch.setattr(kv_server.runpy, "run_module", lambda *_, **__: None)
     monkeypatch.setattr(kv_server.metrics_port, "serve", lambda *given: shown.append(given))
     monkeypatch.delenv("PDKIT_METRICS_ADDRESS", raising=False)
@@ -504,8 +504,11 @@ def test_an_answer_waits_for_redis_if_other_hosts_load_from_it(
     monkeypatch.setattr(mp_connector, "open_socket", lambda _, stored: opened.append(stored))
     monkeypatch.setenv(mp_connector.SOCKET_ENV, str(tmp_path / "kv"))
     monkeypatch.setenv(store_barrier.DEADLINE_ENV, "0.3")
-    serve(str(tmp_path / "kv"), {MEMORY: set, REDIS: lambda: {"on its way"}})
-    eventually(lambda: Path(stores_socket(str(tmp_path / "kv"))).exists(), 20)
+
+    async def wait(where, *_):
+        return where == MEMORY
+
+    serve(str(tmp_path / "kv"), wait)
     registered(adapter, **given)
     assert asyncio.run(opened[0]()) == said
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,17 +160,22 @@ def test_kv_counts_as_stored_when_other_engines_find_it(sockets):
         worker.submit_store_request("stores", op, worker.create_recorded_event())
         eventually(lambda: not worker.stores_under_way(), 20)
         assert found(asking, "before", tokens) == 0, "its blocks were read, and that is all"
-        assert asyncio.run(stored_by_server(sockets.requests, MEMORY, 20))
+        assert asyncio.run(stored_by_server(sockets.requests, MEMORY, lambda: True, 20))
         assert found(asking, "after", tokens) == len(tokens)
         worker.shutdown()
 
 
 def found(asking, request, tokens):
     """Return how many tokens of a prompt an engine finds."""
+    results = []
+
+    def answered():
+        results.append(asking.check_lookup_result(request))
+        return results[-1] is not None
+
     asking.maybe_submit_lookup_request(request, tokens)
-    while (result := asking.check_lookup_result(request)) is None:
-        time.sleep(0.01)
-    return result
+    eventually(answered, 20)
+    return results[-1]
 
 
 def test_the_script_api_is_disabled(sockets):

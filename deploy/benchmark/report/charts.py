@@ -12,8 +12,8 @@ from deploy.benchmark.report.points import Point, StackRuns
 
 Spec = dict[str, Any]
 
-# Okabe and Ito's palette, which colour-blind people can tell apart. Each stack also has a shape and
-# a dash, of which there is one more, so that a stack whose colour is another's has other ones.
+# Okabe and Ito's palette, which colour-blind people can tell apart. There are more shapes and
+# dashes than colours, so that the eighth stack, whose colour is the first one's, has others.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
 _SHAPES = (
     "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right",

@@ -224,7 +224,10 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
             }
         )
         wait = partial(
-            stored_by_server, os.environ.get(SOCKET_ENV, ""), given("pdkit.stored_in", MEMORY)
+            stored_by_server,
+            os.environ.get(SOCKET_ENV, ""),
+            given("pdkit.stored_in", MEMORY),
+            adapter._health_event.is_set,
         )
         open_socket(
             self._vllm_config.parallel_config.rank, answer(adapter.stores_under_way, then=wait)

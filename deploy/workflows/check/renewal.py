@@ -18,11 +18,14 @@ _RENEWALS = 5
 def renew_store_connections(home: Home, running: RunningStack) -> None:
     """Send throw-away prompts until engines that outlived their Redis use the new one.
 
-    An engine notices a dead connection by the request that fails on it.
+    An engine notices a dead connection by the request that fails on it. Where another host has the
+    router, it is left to find it by itself.
 
     Raises:
         StackUnhealthy: the stack stopped answering.
     """
+    if not running.stack.has_front:
+        return
     # An engine that lost LMCache's server comes back to it with a ping.
     pause_s = HEARTBEAT_S if running.prepared.plan.kv_server else 0
     with open_session(home, running, lambda _: None) as session:

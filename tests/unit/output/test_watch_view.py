@@ -115,8 +115,8 @@ def test_the_tiers_of_lmcaches_server_fit_a_line() -> None:
     for tiers in (Tiers(1000, local=1000, server=0, redis=0, computed=0), Tiers(0, 0, 0, 0, 0)):
         seen = replace(frame, watched=replace(frame.watched, tiers=tiers))
         (line,) = [one for one in watch_view(seen, ()).splitlines() if one.startswith("tiers")]
-        assert line.endswith("(all engines)") and len(line) <= WIDTH
-    assert line == "tiers    - (all engines)"
+        assert line.endswith("(engines here)") and len(line) <= WIDTH
+    assert line == "tiers    - (engines here)"
 
 
 class TestHeight:

@@ -18,16 +18,18 @@ from deploy.errors import ConfigError, EngineUnreachable, StateError
 from deploy.output.plan_view import plan_view
 from deploy.output.views import status_view, up_view
 from deploy.tiny_model import ensure_tiny_model
+from deploy.verify.findings import Findings
 from deploy.workflows.bench.passes import BenchOptions
 from deploy.workflows.bench.run import bench_stack
 from deploy.workflows.check import check_stack
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import DrainOptions, drain
+from deploy.workflows.evidence import Readings, _store_facts
 from deploy.workflows.restart import restart_services
-from deploy.workflows.running import require_stack
+from deploy.workflows.running import kv_server_page, require_stack, store_of
 from deploy.workflows.status import stack_status
 from deploy.workflows.up import UpResult, bring_up
-from tests.unit.workflows.conftest import Lab, opened
+from tests.unit.workflows.conftest import SMALL, Lab, opened
 
 
 @dataclass
@@ -50,8 +52,9 @@ class Hosts:
         given = {"engine": engine, "model": str(self.model), **fields}
         return StackSpec.model_validate({**base.model_dump(), **given})
 
-    def worker_spec(self) -> StackSpec:
-        return self.spec(self.worker, producers=2, consumers=0, engine={"bind": "0.0.0.0"})  # noqa: S104 - not bound
+    def worker_spec(self, **fields: Any) -> StackSpec:
+        bind = {"bind": "0.0.0.0"}  # noqa: S104 - not bound
+        return self.spec(self.worker, producers=2, consumers=0, engine=bind, **fields)
 
     def front_spec(self, **fields: Any) -> StackSpec:
         plan = require_stack(self.worker.home, "pdkit").prepared.plan
@@ -234,6 +237,27 @@ def test_a_restart_is_of_this_hosts_engines(hosts: Hosts) -> None:
     assert not drain_file.exists() or "producer-0" not in drain_file.read_text()
     result = restart_services(lab.home, "pdkit", None, lab.lines.append, DrainOptions(force=True))
     assert list(result.seconds) == ["consumer-0"]
+
+
+def test_each_host_has_a_server_of_lmcache(hosts: Hosts) -> None:
+    mp = {"connector": "lmcache-mp", "lmcache": {"chunk_size": SMALL["lmcache"]["chunk_size"]}}
+    spec = hosts.worker_spec(**mp)
+    hosts.worker.up(spec)
+    assert set(hosts.front.up(hosts.front_spec(**mp)).started) >= {"kv-server", "consumer-0"}
+    lab = hosts.worker
+    again = restart_services(lab.home, "pdkit", "kv-server", lab.lines.append, DrainOptions())
+    assert list(again.seconds) == ["kv-server"], "though no router is here to ask its engines by"
+    hosts.redis_url.write_text(f"{hosts.redis_url.read_text().strip()}/1\n")
+    assert set(lab.up(spec).started) == {"kv-server"}, "which alone uses Redis"
+
+    running = require_stack(hosts.front.home, "pdkit")
+    silent, answers = (
+        Readings(None, None, {}, {}),
+        Readings(None, None, {}, kv_server_page(running)),
+    )
+    with store_of(running) as store:
+        seen = [_store_facts(running, Findings(), one, store).name for one in (silent, answers)]
+    assert seen == ["LMCache's server", "Redis"], "between hosts, KV crosses through Redis"
 
 
 def test_a_new_key_restarts_what_holds_the_old_one(hosts: Hosts) -> None:

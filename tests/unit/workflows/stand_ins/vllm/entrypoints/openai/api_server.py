@@ -52,6 +52,7 @@ class Engine:
         self.namespace = settings["extra_config"]["pdkit.namespace"]
         if "PDKIT_KV_SERVER_SOCKET" in os.environ:
             self.urls = f"unix://{os.environ['PDKIT_KV_SERVER_SOCKET']}"
+            self.namespace = config["kv_connector_extra_config"]["pdkit.namespace"]
         self.counters = dict.fromkeys(("queries", "hits"), 0)
         self.local_hits = 0
         self.finished = 0
