@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.errors import ConfigError, MissingGpus, MissingImage
+from deploy.errors import ConfigError, MissingGpus, MissingImage, StateError
 from deploy.planning.connector import UNUSED_SIZE
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
@@ -81,9 +81,10 @@ def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
 
     Raises:
         ConfigError, MachineError: the new plan is impossible; nothing was changed.
+        StateError: there is no such stack, or its router is on another host.
         SwapFailed: it did not serve, or failed its check; the previous stack serves again.
     """
-    running = require_stack(home, name)
+    running = _checkable(home, name)
     old = running.prepared
     if to.image is not None and not engine_image(old):
         raise ConfigError(
@@ -108,6 +109,17 @@ def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
     if not old.plan.kv_server:
         require_shared_memory(planned, home, report)
     return _exchange(home, running, provided(planned, home, report), "swap", report)
+
+
+def _checkable(home: Home, name: str) -> RunningStack:
+    """Return the stack, whose router sends the prompts that a new plan is checked by."""
+    running = require_stack(home, name)
+    if running.stack.has_front:
+        return running
+    raise StateError(
+        f"the stack '{name}' has no router on this host, so a new plan could not be checked",
+        hint=f"deploy down --name {name}, then deploy up with the new settings, on every host",
+    )
 
 
 def _changed(old: Prepared, to: SwapTo, report: Report) -> StackSpec:
@@ -135,10 +147,10 @@ def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
     """Return a stack to its last good plan before this one. The caller holds its lock.
 
     Raises:
-        StateError: there is none.
+        StateError: there is none, or the router is on another host.
         SwapFailed: it does not serve any more; the present stack serves again.
     """
-    running = require_stack(home, name)
+    running = _checkable(home, name)
     past = last_good(running.state)
     target = prepare(past.spec, home, past.machine, model=past.model)
     _require_still_there(target, home)

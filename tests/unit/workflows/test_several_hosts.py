@@ -28,6 +28,7 @@ from deploy.workflows.evidence import Readings, _store_facts
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import kv_server_page, require_stack, store_of
 from deploy.workflows.status import stack_status
+from deploy.workflows.swap import SwapTo, roll_back, swap_stack
 from deploy.workflows.up import UpResult, bring_up
 from tests.unit.workflows.conftest import SMALL, Lab, opened
 
@@ -258,6 +259,24 @@ def test_each_host_has_a_server_of_lmcache(hosts: Hosts) -> None:
     with store_of(running) as store:
         seen = [_store_facts(running, Findings(), one, store).name for one in (silent, answers)]
     assert seen == ["LMCache's server", "Redis"], "between hosts, KV crosses through Redis"
+
+
+def test_a_swap_is_refused_where_it_could_not_be_checked(hosts: Hosts) -> None:
+    hosts.worker.up(hosts.worker_spec())
+    lab = hosts.worker
+    for change in (
+        lambda: swap_stack(lab.home, "pdkit", SwapTo(connector="lmcache-mp"), lab.lines.append),
+        lambda: roll_back(lab.home, "pdkit", report=lab.lines.append),
+    ):
+        with pytest.raises(StateError, match="no router on this host") as caught:
+            change()
+        assert "on every host" in caught.value.hint
+    hosts.front.up(hosts.front_spec())
+    with pytest.raises(ConfigError, match="keeps its KV under"):
+        swap_stack(
+            hosts.front.home, "pdkit", SwapTo(connector="lmcache-mp"), hosts.front.lines.append
+        )
+    assert stack_status(hosts.front.home, "pdkit").healthy
 
 
 def test_a_new_key_restarts_what_holds_the_old_one(hosts: Hosts) -> None:
