@@ -11,10 +11,12 @@ Rows = Iterable[Sequence[str]]
 
 
 def number(value: float | None) -> str:
-    """Return three digits, and all of those before the point."""
+    """Return three digits, such as 5.50, and all of those before the point."""
     if value is None:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100 or not value:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
 
 
 def interval(value: Estimate | None, factor: float = 1.0, unit: str = "") -> str:

@@ -47,7 +47,7 @@ def test_the_page_has_every_topology_the_best_first_and_why_one_has_no_rate(tmp_
     text = page([found], of_sweep(runs) or none, [], "")
     section = text.partition('class="topologies"')[2].partition("</table>")[0]
     assert re.findall(r"<tr><td>(.+?)</td><td>(.+?)</td>", section) == [
-        ("1p3d", "14"), ("4a", "10"), ("2p2d", "-"),
+        ("1p3d", "14.0"), ("4a", "10.0"), ("2p2d", "-"),
     ]  # fmt: skip
     assert "no rate that was tried held the SLO in 1 of 2 rounds" in text
     assert "The highest rate that holds ttft=1s" in text

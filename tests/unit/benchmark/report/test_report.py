@@ -101,7 +101,16 @@ class TestPage:
         paths = [PATH, idle, moved, None]
         repeats = [repeat(at, redis_path=path) for at, path in enumerate(paths)]
         text = drawn(runs(measured(repeats=repeats)))
-        cells = ("2/s offered", "2,000 MB", "0.5 GB/s", "3,000 MB", "0.8 GB/s", "2.5 ms", "2", "1")
+        cells = (
+            "2/s offered",
+            "2,000 MB",
+            "0.500 GB/s",
+            "3,000 MB",
+            "0.800 GB/s",
+            "2.50 ms",
+            "2",
+            "1",
+        )
         assert f"<td>1p1d</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in text
         assert "Redis path</h2>" not in drawn(runs(measured(repeats=[repeat(0)])))
 
@@ -114,9 +123,9 @@ class TestPage:
         passed = {"in_flight": 8, "routed_per_s": 57.0, "direct_per_s": 60.0}
         once = {"hop_s": hop, "router_throughput": passed, "up_extra_s": 3.25}
         text = drawn(runs(measured(repeats=[costly], **once)))
-        by_router = "57/s of 60/s (95 %)"
-        moved = ("0.25 CPU s/GB", "0.5 CPU s/GB", "producer 3.1 %, consumer 8.0 %", "3.25 s")
-        for cells in (("1 ms", "3.4 ms", "2 ms", "500/s", by_router), ("5 ms", *moved)):
+        by_router = "57.0/s of 60.0/s (95 %)"
+        moved = ("0.250 CPU s/GB", "0.500 CPU s/GB", "producer 3.1 %, consumer 8.0 %", "3.25 s")
+        for cells in (("1.00 ms", "3.40 ms", "2.00 ms", "500/s", by_router), ("5.00 ms", *moved)):
             row = "".join(f"<td>{cell}</td>" for cell in ("1p1d", *cells))
             assert f"<tr>{row}</tr>" in text
         bare = measured(repeats=[repeat(0)])
@@ -145,9 +154,9 @@ class TestPage:
         assert moved["change"] == moved["prompt"] == loads
         assert moved["prefill twice as fast, as on another GPU"] == [never, never]
         # 256 tokens of 4,096 bytes in 50 and 510.8 ms; without a lookup, in 51.2 and 512.
-        assert moved["256 tokens"] == ["over 0.021 GB/s", "over 0.00205 GB/s"]
+        assert moved["256 tokens"] == ["over 0.0210 GB/s", "over 0.00205 GB/s"]
         assert moved["very long"] == ["over 0.0205 GB/s", "over 0.00205 GB/s"]
-        assert moved["this Redis delivered"] == ["0.003 GB/s", "0.003 GB/s"]
+        assert moved["this Redis delivered"] == ["0.00300 GB/s", "0.00300 GB/s"]
         slow = busy | {"redis_path": PATH | {"lookup_ms": 600.0}}
         assert "<td>256 tokens</td><td>none can</td>" in drawn(runs(measured(repeats=[slow])))
 
@@ -158,8 +167,8 @@ class TestPage:
             for ms, up_s in ((9, 90.0), (1, 50.0), (2, 51.0))
         ]
         text = drawn(runs(*rounds, measured()))
-        assert "<td>1p1d</td><td>2 ms</td><td>2 ms</td>" in text
-        assert "<td>51 s</td></tr>" in text
+        assert "<td>1p1d</td><td>2.00 ms</td><td>2.00 ms</td>" in text
+        assert "<td>51.0 s</td></tr>" in text
 
     def test_use_of_services_over_all_repeats(self) -> None:
         """CPU time by the time of both, and the higher of the peaks; the generator's is unknown."""
@@ -171,8 +180,8 @@ class TestPage:
             repeat(at, usage=usage, duration_s=10.0 + 20 * at) for at, usage in enumerate(usages)
         ]
         text = drawn(runs(measured(repeats=[*repeats, repeat(2, usage=None)])))
-        assert "<tr><td>1p1d</td><td>redis</td><td>0.15</td><td>3.00 GiB</td></tr>" in text
-        assert "<tr><td>1p1d</td><td>bench</td><td>0.05</td><td>-</td></tr>" in text
+        assert "<tr><td>1p1d</td><td>redis</td><td>0.150</td><td>3.00 GiB</td></tr>" in text
+        assert "<tr><td>1p1d</td><td>bench</td><td>0.0500</td><td>-</td></tr>" in text
         assert "CPU and memory" not in drawn(runs(measured(repeats=[repeat(0, usage=None)])))
 
     def test_use_of_gpus(self) -> None:
