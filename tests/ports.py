@@ -19,7 +19,7 @@ def free_row() -> int:
     """Return a port with a hundred of this process's own above it, the first twenty free."""
     for base in itertools.islice(_rows(), SHARE // 100):
         with contextlib.suppress(PortTaken):
-            require_free({base + i: "x" for i in range(20)}, base=base, host="127.0.0.1", stack="x")
+            require_free({base + i: "x" for i in range(20)}, base=base, host="127.0.0.1")
             return base
     raise AssertionError("no free ports on this machine")
 

@@ -10,7 +10,7 @@ from typing import Any
 from deploy.errors import HELP, Changes, PdkitError
 
 # The commands that take all stack options.
-_PLANNING = ("up", "plan", "render", "doctor", "export kubernetes")
+_PLANNING = ("up", "plan", "render", "doctor", "export kubernetes", "bench sweep")
 
 
 def not_a_number(exc: Any, arguments: Sequence[str]) -> str:

@@ -14,7 +14,6 @@ def require_free(
     *,
     base: int,
     host: str,
-    stack: str,
     others: Mapping[int, str] = MappingProxyType({}),
     setting: str = "bind",
 ) -> None:
@@ -36,7 +35,8 @@ def require_free(
     whose = f"the stack '{others[taken[0]]}'" if taken[0] in others else "another program"
     raise PortTaken(
         f"port {taken[0]} (for {ports[taken[0]]}) is taken by {whose}",
-        hint=f"deploy up --name {stack} --port {free}" if free else "deploy up --port PORT",
+        retry=({"--port": str(free or "PORT")},),
+        hint=f"ss -ltnp 'sport = :{taken[0]}', which shows who listens",
     )
 
 

@@ -253,10 +253,10 @@ def require_ports(prepared: Prepared, home: Home, services: Sequence[Service]) -
     wanted = {port for service in services for port in (service.port, *service.extra_ports)}
     ports = {port: whose for port, whose in plan.ports.items() if port in wanted}
     others = _ports_of_others(home, plan.name)
-    require_free(ports, base=plan.port, host=plan.bind, stack=plan.name, others=others)
+    require_free(ports, base=plan.port, host=plan.bind, others=others)
     engines = {one.port: one.name for one in plan.engines if one.port in ports}
     host = plan.spec.engine.bind
-    require_free(engines, base=plan.port, host=host, stack=plan.name, setting="engine.bind")
+    require_free(engines, base=plan.port, host=host, setting="engine.bind")
 
 
 def require_host_memory(prepared: Prepared, services: Sequence[Service]) -> None:
