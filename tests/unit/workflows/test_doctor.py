@@ -92,7 +92,7 @@ class TestWhatUpRefusesToo:
             with pytest.raises(PortTaken) as caught:
                 lab.up(spec)
         assert (found.status, found.message) == ("fail", caught.value.message)
-        assert found.fix == caught.value.hint
+        assert found.fix == caught.value.hint_for("up")
         assert of(look(lab, spec), "ports.free").status == "ok"
 
     def test_an_interpreter_without_lmcache(self, lab: Lab) -> None:
