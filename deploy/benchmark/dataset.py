@@ -7,13 +7,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.benchmark.workloads import BLOCK_TOKENS, Line, Prompt, WorkloadOptions
+from deploy.benchmark.workloads import BLOCK_TOKENS, FILE_WORKLOADS, Line, Prompt, WorkloadOptions
 from deploy.errors import UsageError
 
 _SHOWN = 3  # broken lines that an error quotes
 _NUMBERED = 10  # skipped lines that a warning names
 _LATEST_MS = 1e12  # some 30 years; JSON has Infinity and numbers that no float holds
 _FORMAT = "docs/reference/bench.md shows the format"
+
+
+def fitting_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], list[int]]:
+    """Return what `read_lines` does; nothing for a workload without a file.
+
+    Raises:
+        UsageError: a request of the workload does not fit the model's context; or of `read_lines`.
+    """
+    if options.name in FILE_WORKLOADS:
+        return read_lines(options, context)
+    if options.longest > context:
+        raise UsageError(
+            f"--workload {options.name}: up to {options.longest} tokens do not fit the model's "
+            f"context of {context}",
+            hint="lower --input-tokens, --output-tokens, --prefix-tokens or --turns",
+        )
+    return [], []
 
 
 def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], list[int]]:

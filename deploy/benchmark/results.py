@@ -55,6 +55,16 @@ class HitTokens(StrictModel):
     )
     local: int = Field(description="found in the engines' own prefix caches")
     computed: int = Field(description="prefilled by any engine")
+    queried: int | None = Field(
+        None, description="consumers asked the store for these: all that they did not hold"
+    )
+
+
+def hit_rate(hits: Iterable[HitTokens], of: Literal["queried", "eligible"]) -> float | None:
+    """Return the external hit rate, of what consumers asked for or of what was eligible."""
+    known = [(one.external, tokens) for one in hits if (tokens := getattr(one, of)) is not None]
+    total = sum(tokens for _, tokens in known)
+    return sum(external for external, _ in known) / total if total else None
 
 
 class RedisPathUse(StrictModel):

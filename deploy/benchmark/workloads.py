@@ -216,7 +216,7 @@ class PassSource:
 
     def _turns(self, requests: int, chance: random.Random) -> list[tuple[Turn, ...]]:
         if self._lines:
-            return self._of_file(requests)
+            return self._of_file(requests, chance)
         options = self._options
         count = requests // (options.turns if options.name == "multi-turn" else 1)
         prefixes = [self._fresh(options.prefix_tokens) for _ in range(options.prefixes)]
@@ -231,7 +231,11 @@ class PassSource:
             made.append(tuple(turns))
         return made
 
-    def _of_file(self, requests: int) -> list[tuple[Turn, ...]]:
+    def _of_file(self, requests: int, chance: random.Random) -> list[tuple[Turn, ...]]:
+        """Return a trace's first requests, or those of a dataset's lines drawn by chance."""
+        drawn: Sequence[Line] = self._lines[:requests]
+        if self._options.name == "dataset" and requests < len(self._lines):
+            drawn = chance.sample(self._lines, requests)
         mark = "" if self._options.as_is else f"[{secrets.token_hex(4)}] "
         ids = () if self._options.as_is else self._fresh(_MARK_TOKENS)
         blocks: dict[int, tuple[int, ...]] = {}
@@ -245,7 +249,7 @@ class PassSource:
                     line.output_tokens or default,
                 ),
             )
-            for line in self._lines[:requests]
+            for line in drawn
         ]
 
     def _blocks(self, line: Line, known: dict[int, tuple[int, ...]]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from statistics import median
 from deploy.benchmark.break_even import speeds_at_ends
 from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.own_cost import OwnCost, own_cost
-from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result
+from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, hit_rate
 from deploy.benchmark.usage import gpu_use, service_use
 from deploy.output.table import percent, table
 from deploy.planning.break_even import break_even_tokens
@@ -88,11 +88,13 @@ def _hits(repeats: Sequence[Repeat]) -> Iterator[str]:
     external, local, computed = (
         sum(getattr(one, name) for one in hits) for name in ("external", "local", "computed")
     )
-    eligible = [one.eligible for one in hits if one.eligible is not None]
-    rate = percent(external / sum(eligible)) if sum(eligible) else "not known"
+    rates = (hit_rate(hits, "queried"), hit_rate(hits, "eligible"))
+    external_rate, eligible_rate = (
+        "not known" if rate is None else percent(rate) for rate in rates
+    )
     yield (
         f"Prompt tokens: {external} loaded from the store, {local} found in engines' own caches, "
-        f"{computed} computed; eligible hit rate {rate}"
+        f"{computed} computed; external hit rate {external_rate}, eligible hit rate {eligible_rate}"
     )
 
 

@@ -29,14 +29,9 @@ def interval(value: Estimate | None, factor: float = 1.0, unit: str = "") -> str
     return f"{text} ({number(factor * value.low)} to {number(factor * value.high)})"
 
 
-def milliseconds(value: Estimate | None) -> str:
-    """Return seconds as milliseconds."""
-    return "-" if value is None else f"{number(1e3 * value.value)} ms"
-
-
-def percent(value: Estimate | None) -> str:
+def percent(share: float | None) -> str:
     """Return a share of 1 in percent."""
-    return "-" if value is None else f"{100 * value.value:.1f} %"
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def short(load: str) -> str:

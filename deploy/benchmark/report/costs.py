@@ -58,7 +58,7 @@ def own_cost_section(runs: Sequence[StackRuns]) -> Iterator[str]:
     if rows:
         yield "<h2>The kit's own cost</h2>"
         yield (
-            '<p class="soft">What router and gateway add to a short request; how much CPU time the '
+            '<p class="soft">What the router adds to a short request; how much CPU time the '
             "router takes for a request, health checks included, and how many requests a second it "
             "passes on at least with a core to itself; how many short requests a second are "
             "answered by the router, beside the same engines asked directly. Below: how long the "

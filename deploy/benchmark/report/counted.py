@@ -10,7 +10,7 @@ from typing import NamedTuple
 from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.own_cost import cpu_s_gb
 from deploy.benchmark.report.points import Point
-from deploy.benchmark.results import HitTokens, RedisPathUse, Repeat, Usage
+from deploy.benchmark.results import HitTokens, RedisPathUse, Repeat, Usage, hit_rate
 from deploy.benchmark.statistics import Estimate, median_of
 
 
@@ -52,6 +52,7 @@ def _together(sample: Sequence[Repeat], stack: StackFacts) -> dict[tuple[str, st
 def _counted(repeat: Repeat, stack: StackFacts) -> Iterator[CsvValue]:
     for name, value in (
         ("requests", repeat.requests_per_s),
+        ("input tokens", repeat.input_tokens_per_s),
         ("output tokens", repeat.output_tokens_per_s),
         ("goodput", repeat.goodput_per_s),
     ):
@@ -79,8 +80,12 @@ def _hits(hits: HitTokens) -> Iterator[CsvValue]:
     if every := sum(tokens.values()):
         for name, count in tokens.items():
             yield CsvValue(f"prompt tokens {name}", "share", count / every)
-    if hits.eligible:
-        yield CsvValue("eligible hit rate", "share", hits.external / hits.eligible)
+    for name, rate in (
+        ("external hit rate", hit_rate([hits], "queried")),
+        ("eligible hit rate", hit_rate([hits], "eligible")),
+    ):
+        if rate is not None:
+            yield CsvValue(name, "share", rate)
 
 
 def _redis_path(path: RedisPathUse, answers: int) -> Iterator[CsvValue]:

@@ -11,13 +11,15 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from deploy.benchmark.compare import METRICS
 from deploy.benchmark.report.break_even import break_even_section
-from deploy.benchmark.report.cells import interval, milliseconds, number, percent, short, table
+from deploy.benchmark.report.cells import interval, number, percent, short, table
 from deploy.benchmark.report.charts import Chart
 from deploy.benchmark.report.costs import own_cost_section, redis_path_section, usage_section
 from deploy.benchmark.report.points import Point, StackRuns, comparable, points, worth
 from deploy.benchmark.report.topologies import topologies_section
 from deploy.benchmark.report.verdict import ReportVerdict, slo_text
+from deploy.benchmark.results import hit_rate
 
 _MOST_ROWS = 30
 _HERE = Path(__file__).parent
@@ -114,6 +116,9 @@ def _sections(runs: Sequence[StackRuns]) -> Iterator[str]:
     each = f"each {runs[0].result.stack.unit}"
     header = tuple(each if name == _EACH else name for name in _RESULT_HEADER)
     yield table(header, map(_result_row, shown), "loads")
+    yield "<h2>Latencies</h2>"
+    yield '<p class="soft">In milliseconds.</p>'
+    yield table(("stack", "load", *_LATENCIES), map(_latency_row, shown), "loads")
     yield from redis_path_section(shown)
     yield from break_even_section(runs)
     yield from own_cost_section(runs)
@@ -127,9 +132,10 @@ def _sections(runs: Sequence[StackRuns]) -> Iterator[str]:
 
 _EACH = "each unit"
 _RESULT_HEADER = (
-    "stack", "load", "answered /s", _EACH, "goodput /s", _EACH, "in SLO", "TTFT p50", "TTFT p99",
-    "ITL p50", "ITL p99", "eligible hits", "failed", "noise",
+    "stack", "load", "answered /s", _EACH, "goodput /s", _EACH, "in SLO", "output tokens /s", _EACH,
+    "TTFT p50", "ITL p50", "external hits", "eligible hits", "failed", "noise",
 )  # fmt: skip
+_LATENCIES = tuple(metric.name for metric in METRICS if metric.unit == "ms")
 
 
 def _shown(found: Sequence[Point]) -> Sequence[Point]:
@@ -147,7 +153,9 @@ def _shown(found: Sequence[Point]) -> Sequence[Point]:
 def _result_row(point: Point) -> Sequence[str]:
     units = point.run.result.stack.units
     answered, goodput = point.median("requests"), point.median("goodput")
-    ttft, itl = point.median("TTFT p50"), point.median("ITL p50")
+    ttft, itl, tokens = (point.median(name) for name in ("TTFT p50", "ITL p50", "output tokens"))
+    within = point.median("within the SLO")
+    hits = [one.hits for one in point.repeats if one.hits]
     return (
         point.run.name,
         short(point.load),
@@ -155,21 +163,22 @@ def _result_row(point: Point) -> Sequence[str]:
         number(answered.value / units if answered else None),
         interval(goodput),
         number(goodput.value / units if goodput else None),
-        percent(point.median("within the SLO")),
+        percent(within.value if within else None),
+        number(tokens.value if tokens else None),
+        number(tokens.value / units if tokens else None),
         interval(ttft, 1e3, " ms"),
-        milliseconds(point.median("TTFT p99")),
         interval(itl, 1e3, " ms"),
-        milliseconds(point.median("ITL p99")),
-        _eligible_rate(point),
+        percent(hit_rate(hits, "queried")),
+        percent(hit_rate(hits, "eligible")),
         str(sum(one.failed for one in point.repeats)),
         "-" if point.noise is None else f"{100 * point.noise:.1f} %",
     )
 
 
-def _eligible_rate(point: Point) -> str:
-    hits = [one.hits for one in point.repeats if one.hits and one.hits.eligible]
-    eligible = sum(one.eligible or 0 for one in hits)
-    return f"{100 * sum(one.external for one in hits) / eligible:.1f} %" if eligible else "-"
+def _latency_row(point: Point) -> Sequence[str]:
+    medians = map(point.median, _LATENCIES)
+    cells = (number(1e3 * one.value if one else None) for one in medians)
+    return (point.run.name, short(point.load), *cells)
 
 
 def _facts(runs: Sequence[StackRuns]) -> Iterator[str]:

@@ -129,9 +129,10 @@ def bench(  # noqa: PLR0913 - one parameter an option
         skip_broken=skip_broken, as_is=as_is,
     )  # fmt: skip
     options = BenchOptions(
-        sent, rate, concurrency, requests, repeats or 3, warmup, seed,
-        None if slo is None else parse_slo(slo), slo_share=slo_share, find_rate=find_rate,
-        steps=steps, timeout_s=timeout, within=within / 100 if within else None,
+        sent, rate, concurrency, requests, repeats=repeats or 3, warmup=warmup, seed=seed,
+        slo=None if slo is None else parse_slo(slo), slo_share=slo_share, find_rate=find_rate,
+        whole_file=not find_rate, steps=steps, timeout_s=timeout,
+        within=within / 100 if within else None,
     )  # fmt: skip
     return _answer(Home.from_environ(), stack_name(name), options, out)
 

@@ -180,7 +180,10 @@ class _Asked:
         """Return the stacks, the folder, and the sweep, new or resumed."""
         from deploy.workflows.sweep import Settings, open_sweep, plan_sweep, sweep_port
 
-        planned = plan_sweep(self.spec, self.topologies, sweep_port(self.spec), stacks.require)
+        planned = plan_sweep(
+            self.spec, self.topologies, sweep_port(self.spec),
+            lambda made: stacks.require(made, self.options.workload),
+        )  # fmt: skip
         settings = Settings(self.rounds, self.slo, self.options, self.command)
         return planned, *open_sweep(home, planned, settings, self.out)
 

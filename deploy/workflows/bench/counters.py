@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
-from deploy.metrics.engine import EXTERNAL_HITS, FINISHED, LOCAL_HITS, Latency
+from deploy.metrics.engine import EXTERNAL_HITS, EXTERNAL_QUERIES, FINISHED, LOCAL_HITS, Latency
 from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import EnginePlan
 from deploy.verify.eligible import eligible_tokens
@@ -65,7 +65,7 @@ def hit_tokens(
     """
     plan = running.prepared.plan
     every = _counted(plan.engines, before, after)
-    ends = _counted(running.prepared.plan.consumers, before, after)
+    ends = _counted(plan.consumers, before, after)
     loaded = _total(ends, f"{EXTERNAL_HITS}_total")
     eligible = None
     if any(engine.role == "producer" for engine in plan.engines):
@@ -78,7 +78,10 @@ def hit_tokens(
     local = _total(every, f"{LOCAL_HITS}_total")
     cached = local + _total(every, f"{EXTERNAL_HITS}_total")
     computed = max(0, _total(every, "vllm:prompt_tokens_total") - cached)
-    return HitTokens(external=loaded, eligible=eligible, local=local, computed=computed)
+    queried = _total(ends, f"{EXTERNAL_QUERIES}_total")
+    return HitTokens(
+        external=loaded, eligible=eligible, local=local, computed=computed, queried=queried
+    )
 
 
 def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathUse | None:

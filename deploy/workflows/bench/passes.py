@@ -7,18 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from deploy.benchmark.dataset import read_lines
+from deploy.benchmark.dataset import fitting_lines
 from deploy.benchmark.load import Load, LoadTarget, run_load
 from deploy.benchmark.results import GpuUse, Repeat, RequestRecord, Slo, Usage
 from deploy.benchmark.summary import summary
-from deploy.benchmark.workloads import (
-    FILE_WORKLOADS,
-    Conversation,
-    Line,
-    PassSource,
-    WorkloadOptions,
-)
-from deploy.errors import StackUnhealthy, UsageError
+from deploy.benchmark.workloads import Conversation, PassSource, WorkloadOptions
+from deploy.errors import StackUnhealthy
 from deploy.runtime.engine_api import bearer
 from deploy.runtime.gpu_meter import GpuMeter
 from deploy.runtime.usage import UsageMeter
@@ -49,7 +43,8 @@ class BenchOptions:
     Attributes:
         rate: requests per second, with Poisson arrivals; None for a closed loop.
         concurrency: requests in flight in a closed loop; None means one per engine.
-        requests: of a pass; None means enough for a few seconds.
+        requests: of a pass; None means enough for a few seconds, or all of a file.
+        whole_file: a pass has all of a workload's file; else as much of it as of other workloads.
         within: choose how many repeats, or rounds of a sweep, from the noise of the first five, so
             that the result is about ± this share of itself; None leaves their number as it is.
         warmup: requests before the first repeat; None means two per engine.
@@ -68,6 +63,7 @@ class BenchOptions:
     rate: float | None = None
     concurrency: int | None = None
     requests: int | None = None
+    whole_file: bool = True
     repeats: int = 3
     warmup: int | None = None
     seed: int = 0
@@ -109,11 +105,7 @@ class BenchSession:
             self.context = api.max_model_len()
             self.vllm = api.version()
             tokens = sorted(set(api.tokenize(plan.model.served_name, _LETTERS)))
-        lines: list[Line] = []
-        self.skipped_lines: list[int] = []
-        if options.workload.name in FILE_WORKLOADS:
-            lines, self.skipped_lines = read_lines(options.workload, self.context)
-        _require_room(options.workload, self.context)
+        lines, self.skipped_lines = fitting_lines(options.workload, self.context)
         self.source = PassSource(options.workload, tokens, lines)
         self.tokens = tokens
         self.lines = len(lines)
@@ -147,7 +139,7 @@ class BenchSession:
         """Return the requests of a pass."""
         if self.options.requests:
             wanted = self.options.requests
-        elif self.lines:
+        elif self.lines and self.options.whole_file:
             wanted = self.lines
         elif rate:
             wanted = max(_LEAST_REQUESTS, round(rate * self.options.pass_s))
@@ -258,15 +250,6 @@ def _doubts(load: Load, gpus: GpuMeter) -> Iterator[str]:
         yield f"a request was sent {load.late_s:.2f} s late: the machine has no core to spare"
     if gpus.trouble:
         yield f"GPU use is partly or wholly unknown: {gpus.trouble}"
-
-
-def _require_room(workload: WorkloadOptions, context: int) -> None:
-    if workload.longest > context:
-        raise UsageError(
-            f"--workload {workload.name}: up to {workload.longest} tokens do not fit the model's "
-            f"context of {context}",
-            hint="lower --input-tokens, --output-tokens, --prefix-tokens or --turns",
-        )
 
 
 def _require_an_answer(records: Sequence[RequestRecord], name: str) -> None:

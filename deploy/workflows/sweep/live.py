@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from deploy.benchmark.dataset import fitting_lines
 from deploy.benchmark.results import Result
+from deploy.benchmark.workloads import WorkloadOptions
 from deploy.config.spec import StackSpec
 from deploy.errors import CheckFailed, PortTaken, StateError, UsageError
 from deploy.runtime.home import Home
@@ -78,11 +80,12 @@ class LiveStacks:
                 self.down()
                 self._claim.unlink(missing_ok=True)
 
-    def require(self, spec: StackSpec) -> None:
+    def require(self, spec: StackSpec, workload: WorkloadOptions) -> None:
         """Check that a stack could be started beside what runs here. Starts nothing.
 
         Raises:
             ConfigError: it cannot be planned.
+            UsageError: the workload does not fit its context, or its file cannot be used.
             MachineError: this machine lacks something, or other stacks hold it.
         """
         planned = prepare_here(spec, self._home, self._once)
@@ -90,6 +93,8 @@ class LiveStacks:
         require_fit(planned, self._home, self._once)
         require_host_memory(planned, planned.stack.services)
         require_ports(planned, self._home, planned.stack.services)
+        if planned.plan.max_model_len:
+            fitting_lines(workload, planned.plan.max_model_len)
 
     def _once(self, line: str) -> None:
         """Report a line once that every stack of a sweep would repeat."""

@@ -21,7 +21,7 @@ from deploy.benchmark.starting_rate import starting_rate
 from deploy.benchmark.statistics import LEAST_REPEATS
 from deploy.benchmark.sweep import BEST_FILE, Sweep, SweepRun, judge, write_sweep
 from deploy.config.spec import StackSpec
-from deploy.errors import CheckFailed, MachineUnfit, StackUnhealthy
+from deploy.errors import CheckFailed, MachineUnfit, NotEnoughMemory, PortTaken, StackUnhealthy
 from deploy.workflows.bench import BenchOptions
 from deploy.workflows.prepare import Report
 
@@ -30,7 +30,7 @@ _DISK_ERRORS = (
 )  # fmt: skip
 # A start, a check and a stop, on two cores that its engines share; and at least what the search's
 # rates take.
-_START_S, _ENGINE_START_S, _GPU_START_S = 30.0, 25.0, 180.0
+_START_S, _ENGINE_START_S, _GPU_START_S = 15.0, 10.0, 180.0
 _STEPS = 4  # that a search takes, once it knows where to begin
 
 
@@ -115,7 +115,7 @@ def _one_run(
     try:
         stacks.up(spec)
         result = stacks.load(_load_of(sweep, which, options), place)
-    except (StackUnhealthy, CheckFailed) as exc:
+    except (StackUnhealthy, CheckFailed, NotEnoughMemory, PortTaken) as exc:
         error = exc.message
     finally:
         stacks.down()
@@ -155,10 +155,10 @@ def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> Ben
     """
     if which[1]:
         options = replace(options, one_user_requests=0, router_requests=0)
-    if options.slo is None:
-        return replace(options, concurrency=sweep.concurrency)
+    if options.slo is None:  # a round is a repeat
+        return replace(options, concurrency=sweep.concurrency, repeats=1, whole_file=False)
     start = starting_rate(sweep, *which, options.seed) or options.rate
-    return replace(options, find_rate=True, rate=start)
+    return replace(options, find_rate=True, rate=start, whole_file=False)
 
 
 def _candidate(name: str) -> Candidate:
@@ -209,5 +209,6 @@ def write_best(folder: Path, sweep: Sweep, asked: Mapping[str, Any]) -> Path | N
     file = folder / BEST_FILE
     spec = winning_spec(asked, _candidate(sweep.verdict.winner))
     head = f"# {sweep.verdict.sentence}\n# Measured by deploy bench sweep, {sweep.started}.\n"
-    file.write_text(head + yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
+    with _writing(folder):
+        file.write_text(head + yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
     return file

@@ -119,6 +119,19 @@ class TestDataset:
         assert prompts(found) == ["Hello", (1, 2), talk]
         assert [one.turns[0].output_tokens for one in found] == [5, 32, 32]
 
+    def test_a_part_is_drawn_by_the_seed(self, tmp_path: Path) -> None:
+        lines = [{"prompt": [number]} for number in range(1, 101)]
+        options = WorkloadOptions("dataset", file=file_of(tmp_path, *lines), as_is=True)
+        source = PassSource(options, TOKENS, read_lines(options, CONTEXT)[0])
+        drawn, again, other = (
+            prompts(source.one_pass(10, seed=seed, rate=None)) for seed in ("1", "1", "2")
+        )
+        assert drawn == again != other
+        assert len(set(drawn)) == 10
+        assert max(drawn) > (10,), "not the first ones"
+        every = prompts(source.one_pass(100, seed="1", rate=None))
+        assert every == [(number,) for number in range(1, 101)]
+
     def test_prompts_are_new_to_the_caches(self, tmp_path: Path) -> None:
         lines = (
             {"prompt": "Hello"},

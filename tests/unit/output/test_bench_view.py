@@ -30,8 +30,11 @@ def test_throughput_is_divided_by_all_engines_or_gpus() -> None:
     assert "for each of 8 GPUs 0.25, 250 and 4" in shown(stack=stack)
 
 
-def test_the_eligible_hit_rate_is_shown() -> None:
-    lost = {"external": 450, "eligible": 900, "local": 7, "computed": 1550}
+def test_hit_rates_are_shown() -> None:
+    lost = {"external": 450, "eligible": 900, "local": 7, "computed": 1550, "queried": 1250}
+    assert "external hit rate 60.0 %," in shown(repeats=[repeat(0), repeat(1, hits=lost)])
+    assert "external hit rate not known" in shown(repeats=[repeat(hits={**lost, "queried": None})])
+    assert "external hit rate not known" in shown(repeats=[repeat(hits={**lost, "queried": 0})])
     assert "eligible hit rate 75.0 %" in shown(repeats=[repeat(0), repeat(1, hits=lost)])
     assert "eligible hit rate not known" in shown(repeats=[repeat(hits={**lost, "eligible": None})])
 

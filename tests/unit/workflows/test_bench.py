@@ -87,6 +87,7 @@ class TestResult:
             assert repeat.hits.external == repeat.hits.eligible == 6 * 3 * CHUNK
             assert repeat.hits.local == 0
             assert repeat.hits.computed == 2 * 6 * 200 - 6 * 3 * CHUNK
+            assert repeat.hits.queried == 6 * 200
 
     def test_missing_hits_show(self, bench: Bench, with_faults: Callable[..., None]) -> None:
         with_faults("producer:stores-nothing")
@@ -374,6 +375,16 @@ def test_folder_names_the_run(served: Lab) -> None:
     assert folder.parent == served.home.bench
     assert folder.name.endswith("Z-1p2d-random")
     folder.rmdir()
+
+
+def test_a_part_of_a_file_is_as_much_as_of_other_workloads(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "ids.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": [n] * 9}) for n in range(1, 31)))
+    workload = WorkloadOptions("dataset", file=file, as_is=True, output_tokens=TokenRange(1, 1))
+    asked = {"workload": workload, "requests": None, "repeats": 1, "warmup": 0}
+    assert bench(**asked, whole_file=False).repeats[0].sent == 24, "eight for each of three engines"
+    (tmp_path / "requests.jsonl").unlink()
+    assert bench(**asked).repeats[0].sent == 30
 
 
 def test_dataset_of_token_ids(bench: Bench, tmp_path: Path) -> None:

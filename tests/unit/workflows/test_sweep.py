@@ -153,6 +153,7 @@ class TestRuns:
         assert {options.concurrency for _, options in stacks.loads} == {8}
         assert sweep.concurrency == 8
         assert not any(options.find_rate for _, options in stacks.loads)
+        assert {(one.repeats, one.whole_file) for _, one in stacks.loads} == {(1, False)}
         assert {run.rate for run in sweep.runs} == {2.0}
 
     def test_users_are_as_many_as_are_asked_for(self, home: Home) -> None:
@@ -191,6 +192,8 @@ class TestRuns:
             ("up 1p1d", StackUnhealthy("consumer-0 exited")),
             ("up 1p1d", CheckFailed("consumer-0 exited")),
             ("load 1p1d", StackUnhealthy("consumer-0 exited")),
+            ("up 1p1d", NotEnoughMemory("consumer-0 exited")),
+            ("up 1p1d", PortTaken("consumer-0 exited")),
         ],
     )
     def test_a_topology_that_fails_is_a_row_and_not_the_end(
@@ -205,7 +208,7 @@ class TestRuns:
         assert not stacks.up_now
 
     @pytest.mark.parametrize(
-        "end", [KeyboardInterrupt(), NotEnoughMemory("little is left"), UsageError("no room")]
+        "end", [KeyboardInterrupt(), MachineUnfit("the disk is full"), UsageError("no room")]
     )
     def test_an_interrupted_sweep_leaves_no_stack_and_can_continue(
         self, home: Home, end: BaseException
@@ -276,7 +279,7 @@ class TestFolder:
 
     def test_time_left_is_that_of_the_runs_done(self, home: Home) -> None:
         _, fresh = open_sweep(home, planned(), SETTINGS, None)
-        guess_s = 30 + 2 * 25 + 4 * 6  # all three have two engines
+        guess_s = 15 + 2 * 10 + 4 * 6  # all three have two engines
         assert left_seconds(fresh, 6.0) == 15 * guess_s
         run = {"topology": "2a", "round": 0, "folder": None, "seconds": 10.0, "rate": 1.0}
         begun = Sweep.model_validate({**fresh.model_dump(), "runs": [run]})
@@ -292,7 +295,7 @@ class TestFolder:
             changed = {"unit": unit, "topologies": topologies, "rounds": 1}
             return left_seconds(Sweep.model_validate({**plain.model_dump(), **changed}), 6.0)
 
-        assert left_s("engine", "1p3d") == left_s("engine", "1p1d") + 2 * 25
+        assert left_s("engine", "1p3d") == left_s("engine", "1p1d") + 2 * 10
         assert left_s("GPU", "1p3d") == left_s("GPU", "1p1d") == 180 + 4 * 6
 
 
@@ -421,7 +424,11 @@ class TestLive:
         )
         options = BenchOptions(workload=workload, requests=4, repeats=1, warmup=0)
         with stacks.claimed():
-            stacks.require(spec)
+            stacks.require(spec, workload)
+            too_long = WorkloadOptions(input_tokens=TokenRange(100_000, 100_000))
+            with pytest.raises(UsageError, match="do not fit the model's context of 512"):
+                stacks.require(spec, too_long)
+            assert not lab.pids()
             stacks.up(spec)
             found = stacks.load(options, lab.folder / "run")
             assert (found.stack.topology, found.stack.redis) == ("1a", False)

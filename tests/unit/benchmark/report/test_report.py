@@ -213,7 +213,18 @@ class TestPage:
         many = [repeat(at, rate=float(at), goodput_per_s=20.0 - at) for at in range(1, 40)]
         text = drawn(runs(measured(repeats=many), measured("2a", repeats=[repeat(0, rate=9.0)])))
         rows = re.findall(r"<td>([\d.]+)/s offered</td>", text.partition("<h2>Break")[0])
-        assert rows == ["1", "9"]
+        assert rows == ["1", "9"] * 2, "of results and of latencies"
+
+    def test_latencies_and_hit_rates(self) -> None:
+        text = drawn(runs(measured()))
+        latencies = text.partition("<h2>Latencies")[2].partition("</table>")[0]
+        header, row = (re.findall(f"<{cell}>(.*?)</{cell}>", latencies) for cell in ("th", "td"))
+        assert header[2:5] == ["TTFT p50", "TTFT p90", "TTFT p99"]
+        assert header[8:] == ["end to end p50", "end to end p90", "end to end p99"]
+        assert row[2:5] == ["100", "200", "300"]
+        assert (len(header), len(row)) == (11, 22), "of two loads"
+        results = text.partition("<h2>Latencies")[0]
+        assert "<td>90.0 %</td><td>100.0 %</td>" in results, "external and eligible hits"
 
     def test_settings_that_differ_between_runs_are_shown_separately(self) -> None:
         text = drawn(runs(measured(), measured("2a")))
@@ -421,6 +432,7 @@ def test_csv_has_what_was_counted_beside_latencies() -> None:
     found = {metric: value for (_, metric), value in rows.items()}
     assert {name: found[name] for name in found if name not in {one.name for one in METRICS}} == {
         "requests of each engine": ("1/s", 1.0),
+        "input tokens of each engine": ("1/s", 1000.0),
         "output tokens of each engine": ("1/s", 16.0),
         "goodput of each engine": ("1/s", 0.75),
         **{
@@ -432,6 +444,7 @@ def test_csv_has_what_was_counted_beside_latencies() -> None:
         "prompt tokens loaded from Redis": ("share", 0.45),
         "prompt tokens in own cache": ("share", 0.0),
         "prompt tokens computed": ("share", 0.55),
+        "external hit rate": ("share", 0.9),
         "eligible hit rate": ("share", 1.0),
         "KV stored": ("bytes", 1e9),
         "speed of KV stored": ("GB/s", 0.5),
@@ -452,7 +465,9 @@ def test_csv_has_nothing_that_was_not_measured() -> None:
     bare = repeat(0, hits=None, usage=None, goodput_per_s=None)
     rows = csv_rows(runs(measured(repeats=[bare])))
     names = {metric for _, metric in rows} - {one.name for one in METRICS}
-    assert names == {"requests of each engine", "output tokens of each engine"}
+    assert names == {
+        f"{name} of each engine" for name in ("requests", "input tokens", "output tokens")
+    }
 
 
 @pytest.mark.parametrize("begins", ["=", "+", "-", "@", "\t", "\n"])
