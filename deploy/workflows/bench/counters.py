@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
@@ -12,7 +12,7 @@ from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import EnginePlan
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.store_path import StorePath
-from deploy.workflows.running import RunningStack
+from deploy.workflows.running import RunningStack, kv_server_page
 
 _SETTLE_S = 3.0
 _POLL_S = 0.05
@@ -29,7 +29,7 @@ Pages = Mapping[str, MetricsPage]
 
 
 def read_pages(running: RunningStack) -> Pages:
-    """Return every engine's metrics page.
+    """Return every engine's metrics page, and that of LMCache's server where there is one.
 
     Raises:
         ApiError: one does not answer.
@@ -37,7 +37,8 @@ def read_pages(running: RunningStack) -> Pages:
     engines = running.prepared.plan.engines
     with ThreadPoolExecutor(max_workers=len(engines)) as pool:
         pages = pool.map(lambda engine: _page(running, engine.name), engines)
-        return dict(zip((engine.name for engine in engines), pages, strict=True))
+        found = dict(zip((engine.name for engine in engines), pages, strict=True))
+    return {**found, **kv_server_page(running)}
 
 
 def settled_pages(running: RunningStack, before: Pages, answered: int) -> Pages:
@@ -49,7 +50,7 @@ def settled_pages(running: RunningStack, before: Pages, answered: int) -> Pages:
     deadline = time.monotonic() + _SETTLE_S
     while True:
         pages = read_pages(running)
-        counted = _total(_counted(running.prepared.plan.consumers, before, pages), FINISHED)
+        counted = _total(_counted(_names(running.prepared.plan.consumers), before, pages), FINISHED)
         if counted >= answered or time.monotonic() > deadline:
             return pages
         time.sleep(_POLL_S)
@@ -64,8 +65,8 @@ def hit_tokens(
     beyond a prompt's last whole chunk, `eligible` is too low by that part, never too high.
     """
     plan = running.prepared.plan
-    every = _counted(plan.engines, before, after)
-    ends = _counted(plan.consumers, before, after)
+    every = _counted(_names(plan.engines), before, after)
+    ends = _counted(_names(plan.consumers), before, after)
     loaded = _total(ends, f"{EXTERNAL_HITS}_total")
     eligible = None
     if any(engine.role == "producer" for engine in plan.engines):
@@ -86,7 +87,8 @@ def hit_tokens(
 
 def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathUse | None:
     """Return what went to and from Redis; None where LMCache's own client moves it."""
-    page = _counted(running.prepared.plan.engines, before, after)
+    plan = running.prepared.plan
+    page = _counted(after, before, after)
     path = StorePath.read(page.samples)
     if path is None:
         return None
@@ -104,7 +106,7 @@ def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathU
         late=round(path.late),
         store_cpu_s=page.total(_CPU, operation="store"),
         load_cpu_s=page.total(_CPU, operation="load"),
-        ranks=running.prepared.plan.limits.ranks,
+        ranks=1 if plan.kv_server else plan.limits.ranks,
     )
 
 
@@ -155,7 +157,7 @@ def _by_role(
     engines = running.prepared.plan.engines
     for role in dict.fromkeys(engine.role for engine in engines):
         mine = [one for one in engines if one.role == role]
-        yield role, _counted(mine, before, after)
+        yield role, _counted(_names(mine), before, after)
 
 
 def _total(page: MetricsPage, name: str) -> int:
@@ -163,9 +165,13 @@ def _total(page: MetricsPage, name: str) -> int:
     return round(page.total(name) or 0)
 
 
-def _counted(engines: Sequence[EnginePlan], before: Pages, after: Pages) -> MetricsPage:
-    pages = (after[one.name].since(before[one.name]) for one in engines)
+def _counted(names: Iterable[str], before: Pages, after: Pages) -> MetricsPage:
+    pages = (after[name].since(before.get(name, MetricsPage())) for name in names)
     return sum(pages, MetricsPage())
+
+
+def _names(engines: Sequence[EnginePlan]) -> list[str]:
+    return [one.name for one in engines]
 
 
 def _page(running: RunningStack, name: str) -> MetricsPage:

@@ -11,9 +11,10 @@ from deploy.workflows.bench.counters import connector_shares, redis_path, stages
 ROLES = {"producer-0": "producer", "producer-1": "producer", "consumer-0": "consumer"}
 
 
-def running(ranks: int = 1) -> Any:
+def running(ranks: int = 1, kv_server: object = None) -> Any:
     engines = [SimpleNamespace(name=name, role=role) for name, role in ROLES.items()]
-    plan = SimpleNamespace(engines=engines, limits=SimpleNamespace(ranks=ranks))
+    limits = SimpleNamespace(ranks=ranks)
+    plan = SimpleNamespace(engines=engines, limits=limits, kv_server=kv_server)
     return SimpleNamespace(prepared=SimpleNamespace(plan=plan))
 
 
@@ -54,6 +55,14 @@ def test_cpu_time_of_loads_and_stores_is_separate() -> None:
     assert path is not None and path.ranks == 2
     assert (path.loaded_bytes, path.load_cpu_s, path.store_cpu_s) == (2e9, 0.5, None)
     assert redis_path(running(), pages(), pages()) is None
+
+
+def test_lmcaches_server_moves_what_its_engines_share() -> None:
+    before, after = pages(), pages()
+    before["kv-server"], after["kv-server"] = parsed_page(moved(1, 1)), parsed_page(moved(4, 1))
+    path = redis_path(running(ranks=2, kv_server="kv-server"), before, after)
+    assert path is not None
+    assert (path.loaded_bytes, path.ranks) == (3, 1), "of whole chunks, for all ranks"
 
 
 def timed(requests: int, *, lookup: float, load: float, barrier: float) -> str:
