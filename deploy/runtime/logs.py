@@ -85,7 +85,6 @@ class LogReader(Protocol):
 
     def read(self) -> list[tuple[str, str]]:
         """Return (service, line) for each line written since the last call."""
-        ...
 
 
 class FileReader:

@@ -15,11 +15,9 @@ class ShardStore(Store, Protocol):
 
     def marked_keys(self, mark: str) -> set[bytes] | None:
         """Return the keys that contain a mark; None if unknown."""
-        ...
 
     def unlink(self, keys: Sequence[bytes]) -> int | None:
         """Remove what there is of the keys; None if Redis does not do that."""
-        ...
 
 
 class ShardStores:

@@ -35,19 +35,15 @@ class Store(Protocol):
 
     def ping(self) -> bool:
         """Tell whether Redis answers and accepts the password."""
-        ...
 
     def refusal(self) -> Refusal | None:
         """Return what Redis says instead of serving; None if it serves, or says nothing."""
-        ...
 
     def stats(self) -> StoreStats | None:
         """Return a reading, or None if Redis does not answer."""
-        ...
 
     def count_marked(self, mark: str) -> int | None:
         """Return how many keys contain a mark; None if unknown."""
-        ...
 
     def remove_marked(self, mark: str) -> int | None:
         """Remove the keys that contain a mark, and their twins, which lack only the mark.
@@ -55,11 +51,9 @@ class Store(Protocol):
         The mark is the beginning of a tag that goes on in digits and dashes. Returns how many were
         removed; None if Redis does not let its user do that.
         """
-        ...
 
     def close(self) -> None:
         """Close the connections."""
-        ...
 
 
 def plain_twin(key: bytes, mark: bytes) -> bytes:

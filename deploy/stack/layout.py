@@ -68,142 +68,110 @@ class Layout(Protocol):
     @property
     def kit(self) -> Kit:
         """What services are given of pdkit itself."""
-        ...
 
     @property
     def redis_program(self) -> str:
         """The command that starts Redis."""
-        ...
 
     @property
     def engine_program(self) -> str:
         """The Python that runs engines."""
-        ...
 
     @property
     def router_program(self) -> str:
         """The Python that runs the router."""
-        ...
 
     @property
     def connector_dir(self) -> str:
         """Where engines see the connector's code."""
-        ...
 
     @property
     def router_dir(self) -> str:
         """Where the router sees its code."""
-        ...
 
     @property
     def prometheus_program(self) -> str:
         """The command that starts Prometheus."""
-        ...
 
     @property
     def grafana_program(self) -> str:
         """Grafana's server; "" if there is none."""
-        ...
 
     @property
     def monitoring_dir(self) -> str:
         """Where services see the folder of rules and dashboards."""
-        ...
 
     @property
     def image_identity(self) -> str:
         """What tells one engine image from another; "" for processes."""
-        ...
 
     def redis(self, shard: RedisPlan) -> Endpoint:
         """Return where a Redis server listens."""
-        ...
 
     def redis_socket(self, shard: RedisPlan) -> str:
         """Return the Unix socket by which engines reach Redis; "" if they share no folder."""
-        ...
 
     @property
     def kv_requests(self) -> str:
         """The Unix socket of LMCache's server for the requests of engines."""
-        ...
 
     @property
     def kv_pages(self) -> FilePlace:
         """The Unix socket of its pages, which this machine reads."""
-        ...
 
     @property
     def temp_env(self) -> dict[str, str]:
         """Variables by which programs find a folder for temporary files, and their user's name."""
-        ...
 
     def kv_server_env(self, plan: Plan) -> dict[str, str]:
         """Return the variables of LMCache's server that differ between processes and containers."""
-        ...
 
     def kv_metrics(self, server: KvServerPlan) -> Endpoint:
         """Return where LMCache's server shows Prometheus its metrics."""
-        ...
 
     @property
     def shared_memory(self) -> str:
         """Return what the names of the stack's shared memory begin with."""
-        ...
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         """Return where an engine listens."""
-        ...
 
     def engine_source(self, role: str) -> str:
         """Return the URL by which the router finds a role's engines; "" if it is told each."""
-        ...
 
     def router(self, plan: Plan) -> Endpoint:
         """Return where the router listens for clients."""
-        ...
 
     def router_metrics(self, plan: Plan) -> Endpoint:
         """Return where the router shows its metrics."""
-        ...
 
     def prometheus(self, plan: Plan) -> Endpoint:
         """Return where Prometheus listens."""
-        ...
 
     def grafana(self, plan: Plan) -> Endpoint:
         """Return where Grafana listens."""
-        ...
 
     @property
     def drain_file(self) -> FilePlace:
         """The file with the engines that the router leaves alone."""
-        ...
 
     def secret(self, name: str) -> str:
         """Return where a service sees the file of a secret."""
-        ...
 
     def file(self, service: str, name: str) -> FilePlace:
         """Return where a configuration file of a service lies."""
-        ...
 
     def data_dir(self, service: str) -> str:
         """Return where a monitoring service keeps what it records."""
-        ...
 
     def redis_dir(self, shard: RedisPlan) -> str:
         """Return the folder in which a Redis server works."""
-        ...
 
     def model_ref(self, plan: Plan) -> str:
         """Return what engines are given as the model: a folder, or an id of the hub."""
-        ...
 
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
         """Return the variables of an engine that differ between processes and containers."""
-        ...
 
     def placed(self, service: Service, plan: Plan) -> Service:
         """Return a service with what it gets as a container; as it is, if it is a process."""
-        ...
