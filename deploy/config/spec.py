@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, NewType
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from deploy.config.choices import Connector, GpuAccess, RuntimeChoice
 from deploy.config.fields import (
@@ -227,9 +227,7 @@ class StackSpec(Strict, defer_build=False):
         "the vendor's profile",
     )
     allow_untested: bool = Field(
-        False,
-        validation_alias=AliasChoices("allow_untested", "allow_unproven"),  # its old name
-        description="allow an untested pair of vLLM and LMCache versions",
+        False, description="allow an untested pair of vLLM and LMCache versions"
     )
     gpu_access: GpuAccess = Field(
         "auto",

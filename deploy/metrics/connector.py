@@ -41,8 +41,7 @@ class ConnectorReport:
         fixes = {labels["fix"]: labels for labels in _labels_of(page, FIX, "fix", "state")}
         return cls(
             lmcache=connector.get("lmcache", ""),
-            # Engines that an older pdkit started say "proved".
-            tested=connector.get("tested", connector.get("proved", "yes")) == "yes",
+            tested=connector.get("tested", "yes") == "yes",
             fixes={fix: labels["state"] for fix, labels in fixes.items()},
             evidence={fix: labels.get("evidence", "") for fix, labels in fixes.items()},
             kv=next((_facts(labels["facts"]) for labels in _labels_of(page, KV, "facts")), {}),

@@ -23,7 +23,7 @@ class ServiceRecord:
         pid: of a process, also the id of its session; 0 for a container, which goes by its name.
         start_time: seconds since the boot, which differs if another process got the same pid.
         starts: how often it was started since `up`; more than one means it was repaired.
-        version: of the kit that started it; "" if that was too old to write it down.
+        version: of the kit that started it.
     """
 
     name: str
@@ -98,8 +98,8 @@ def _record(name: str, value: Mapping[str, Any]) -> ServiceRecord:
         pid=int(value["pid"]),
         start_time=float(value["start_time"]),
         log=str(value["log"]),
-        starts=int(value.get("starts", 1)),
-        version=str(value.get("version", "")),
+        starts=int(value["starts"]),
+        version=str(value["version"]),
     )
 
 

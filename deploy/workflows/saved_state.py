@@ -144,14 +144,12 @@ def restored_state(file: StateFile) -> StackState:
 
 def _restored_plan(stored: Mapping[str, Any]) -> SavedPlan:
     spec = StackSpec.model_validate(stored["spec"])
-    # Earlier versions did not write the connector there.
-    entry = {"connector": spec.connector or IN_ENGINES, **stored["generation"]}
     return SavedPlan(
         spec,
         restored_facts(stored["machine"]),
         restored_model(stored["model"]),
         str(stored["fingerprint"]),
-        HistoryEntry(**entry),
+        HistoryEntry(**stored["generation"]),
     )
 
 
@@ -161,17 +159,17 @@ def restored_facts(stored: Mapping[str, Any]) -> Facts:
     Raises:
         KeyError, TypeError, ValueError: another version of the kit wrote them.
     """
-    software = stored["software"] if "software" in stored else stored["means"]  # its old name
+    software = stored["software"]
     if stored["runtime"] == "process":
         found: Programs | Containers = Programs(**software)
     else:
         found = Containers(**{**software, "images": ContainerImages(**software["images"])})
     inventory = inventory_from(stored["inventory"])
-    vllm, lmcache = stored.get("versions", (None, None))
+    vllm, lmcache = stored["versions"]
     return Facts(inventory, stored["vendor"], stored["runtime"], found, (vllm, lmcache))
 
 
 def restored_model(stored: Mapping[str, Any]) -> Model:
     """Return the model that `asdict` wrote into a state file."""
-    shape, kind = stored["shape"], Kind(**stored.get("kind", {}))
+    shape, kind = stored["shape"], Kind(**stored["kind"])
     return Model(**{**stored, "shape": ModelShape(**shape) if shape else None, "kind": kind})

@@ -171,7 +171,7 @@ def _older(running: RunningStack) -> list[str]:
     if not older:
         return []
     records, name = running.state.services, running.stack.name
-    versions = sorted({records[one.name].version or "of an older version" for one in older})
+    versions = sorted({records[one.name].version for one in older})
     # All engines by one command, each other service by its own, in the order of the stack.
     what = dict.fromkeys("" if one.role in ENGINE_ROLES else f" {one.name}" for one in older)
     commands = [f"deploy restart{service} --name {name}" for service in what]

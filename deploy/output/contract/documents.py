@@ -92,7 +92,7 @@ class ServiceRecord(TypedDict):
         pid: 0 for a container.
         start_time: seconds since the boot.
         starts: how often it was started since `up`.
-        version: version of pdkit that started it; "" if that was too old to record it.
+        version: version of pdkit that started it.
     """
 
     name: str

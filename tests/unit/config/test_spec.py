@@ -72,10 +72,6 @@ def test_a_spec_is_immutable(spec: Make) -> None:
         asked.name = "other"  # type: ignore[misc]
 
 
-def test_a_state_file_may_have_the_old_name_of_a_setting() -> None:
-    assert StackSpec.model_validate({"allow_unproven": True}).allow_untested
-
-
 def test_a_spec_survives_its_state_file(spec: Make) -> None:
     asked = spec(
         name="demo",

@@ -46,11 +46,6 @@ def test_fixes_and_kv_are_read_from_metrics() -> None:
     assert report.kv == {"chunk_size": 64}
 
 
-def test_an_engine_that_an_older_kit_started_says_proved() -> None:
-    page = MetricsPage((Sample("pdkit_connector_info", {"lmcache": "9", "proved": "no"}, 1.0),))
-    assert ConnectorReport.read(page).tested is False
-
-
 def test_a_page_without_a_connector_reports_nothing() -> None:
     assert ConnectorReport.read(MetricsPage()) == ConnectorReport()
 

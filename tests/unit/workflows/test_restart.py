@@ -190,8 +190,6 @@ class TestAnOlderVersion:
         state = json.loads(file.read_text())
         for record in state["services"].values():
             record["version"] = version
-            if not version:
-                del record["version"]
         file.write_text(json.dumps(state))
 
     @pytest.fixture(autouse=True)
@@ -201,15 +199,10 @@ class TestAnOlderVersion:
             status, "stack_warnings", lambda _, pages: [f"{name} is odd" for name in pages]
         )
 
-    @pytest.mark.parametrize(
-        ("version", "told"), [("0.0.7", "pdkit 0.0.7 started"), ("", "pdkit of an older version")]
-    )
-    def test_is_named_with_the_command_and_its_engines_are_not_judged(
-        self, stack: Lab, version: str, told: str
-    ) -> None:
-        self.started_by(stack, version)
+    def test_is_named_with_the_command_and_its_engines_are_not_judged(self, stack: Lab) -> None:
+        self.started_by(stack, "0.0.7")
         (warning,) = stack_status(stack.home, "pdkit").warnings
-        assert told in warning
+        assert "pdkit 0.0.7 started" in warning
         assert f"producer-0, consumer-0, consumer-1, router; this is {__version__}" in warning
         assert warning.endswith(
             "deploy restart --name pdkit, then deploy restart router --name pdkit"

@@ -1,4 +1,4 @@
-"""The saved state of a stack: what is written is read, also what earlier versions wrote."""
+"""The saved state of a stack: what is written is read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from deploy.workflows.saved_state import (
 from tests.unit.stack.cases import FOLDER_MODEL
 
 Make = Callable[..., Prepared]
-# Written by the version before plans were saved as values of their own types.
-EARLIER = Path(__file__).parents[2] / "fixtures" / "state" / "earlier.json"
 
 
 @pytest.fixture
@@ -72,32 +70,6 @@ def test_a_record_is_added_without_changing_the_old_state(
     more = old.with_service(ServiceRecord("router", 1, 2.0, "/logs/router.log"))
     assert set(more.services) == {"redis", "router"}
     assert set(old.services) == {"redis"}
-
-
-def test_a_file_of_the_version_before_is_read_and_written_the_same(file: Path) -> None:
-    file.parent.mkdir(parents=True)
-    file.write_text(EARLIER.read_text())
-    found = read(file)
-    assert [past.generation.outcome for past in found.history] == ["failed", "good"]
-    write_state(file, found)
-    # An option has another name since then.
-    renamed = EARLIER.read_text().replace('"allow_unproven"', '"allow_untested"')
-    assert json.loads(file.read_text()) == json.loads(renamed)
-
-
-def test_the_connector_of_a_state_that_does_not_name_it_is_the_specs(
-    file: Path, state: Callable[..., StackState]
-) -> None:
-    write_state(file, following(state(), state(connector="lmcache-mp")))
-
-    def forget(values: Any) -> None:
-        for plan in (values, *values["history"]):
-            del plan["generation"]["connector"]
-
-    changed(file, forget)
-    found = read(file)
-    assert found.plan.generation.connector == "lmcache-mp"
-    assert found.history[0].generation.connector == "lmcache"
 
 
 def test_an_earlier_plan_that_does_not_fit_is_left_out(
@@ -146,24 +118,11 @@ def test_facts_and_model_survive_their_file(prepared: Make, vendor: str, runtime
     assert restored_model(json.loads(json.dumps(asdict(made.model)))) == made.model
 
 
-@pytest.mark.parametrize("runtime", ["process", "compose"])
-def test_facts_of_an_older_file_had_another_key(prepared: Make, runtime: str) -> None:
-    made = prepared(runtime=runtime)
-    older = json.loads(json.dumps(asdict(made.facts)))
-    older["means"] = older.pop("software")
-    assert restored_facts(older) == made.facts
-    del older["means"]
-    with pytest.raises(KeyError):
-        restored_facts(older)
-
-
-def test_kinds_survive_their_file_and_older_files_have_none() -> None:
+def test_kinds_survive_their_file() -> None:
     made = replace(FOLDER_MODEL, kind=Kind(window=256, mla=True))
     assert restored_model(json.loads(json.dumps(asdict(made)))) == made
-    older = {key: value for key, value in asdict(FOLDER_MODEL).items() if key != "kind"}
-    assert restored_model(json.loads(json.dumps(older))) == FOLDER_MODEL
 
 
-def test_an_older_models_state_lacks_nothing_that_is_needed(prepared: Make) -> None:
+def test_a_model_of_unknown_shape_survives_its_file(prepared: Make) -> None:
     made = replace(prepared().model, shape=None)
     assert restored_model(json.loads(json.dumps(asdict(made)))) == made
