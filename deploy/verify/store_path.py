@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
-from operator import add, sub
+from operator import sub
 from typing import Any, NamedTuple
 
 # Every name on an engine's metrics page that belongs here begins so.
@@ -92,9 +92,6 @@ class StorePath:
             late=total("barrier_waits") - total("barrier_waits", result="stored"),
         )
 
-    def __add__(self, other: StorePath) -> StorePath:
-        return StorePath(*map(add, astuple(self), astuple(other)))
-
     def since(self, earlier: StorePath) -> StorePath:
         """Return what was counted after an earlier reading."""
         return StorePath(*map(sub, astuple(self), astuple(earlier)))
@@ -142,25 +139,3 @@ def late_answers(samples: Iterable[Sample]) -> float:
     """Return the answers that left before their KV was stored, whoever's client stores it."""
     waits = [sample for sample in samples if sample.name == f"{PREFIX}barrier_waits_total"]
     return sum(sample.value for sample in waits if sample.labels.get("result") != "stored")
-
-
-def total(paths: Iterable[StorePath | None]) -> StorePath | None:
-    """Return the counts of all engines together; None if none has such a path."""
-    found = [path for path in paths if path is not None]
-    return sum(found[1:], found[0]) if found else None
-
-
-def moved(
-    before: Mapping[str, StorePath | None], after: Mapping[str, StorePath | None]
-) -> StorePath | None:
-    """Return what all engines together counted between two readings, by their names.
-
-    An engine that was restarted in between counts from its start.
-    """
-    parts = []
-    for name, path in after.items():
-        earlier = before.get(name)
-        since = path.since(earlier) if path and earlier else path
-        restarted = since is not None and min(since.lookups, since.stored_chunks) < 0
-        parts.append(path if restarted else since)
-    return total(parts)

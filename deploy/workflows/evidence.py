@@ -57,7 +57,12 @@ class Readings:
 
     def page(self, service: str) -> MetricsPage:
         """Return what a service counted in between."""
-        return self.pages_after[service].since(self.pages_before[service])
+        return self.pages_after[service].since(self.pages_before.get(service, MetricsPage()))
+
+    @property
+    def path(self) -> StorePath | None:
+        """What all together moved to and from Redis; None if LMCache's own client does that."""
+        return StorePath.read(sum(map(self.page, self.pages_after), MetricsPage()).samples)
 
     def report(self, engine: str) -> ConnectorReport:
         """Return the last report of an engine's connector; the engine may have died since."""

@@ -16,7 +16,6 @@ from deploy.runtime.home import Home
 from deploy.verify.diagnosis import diagnose
 from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
-from deploy.verify.store_path import StorePath, moved
 from deploy.workflows.check.aggregated import check_alike, check_shared_turns, check_spread
 from deploy.workflows.check.keys import CheckKeys, guarded
 from deploy.workflows.check.probes import (
@@ -160,7 +159,7 @@ def _checked(
         if not _await_deaths(running, starts):
             raise
     seen = Readings(before, session.store.stats(), pages, _pages(session))
-    found.path = moved(_paths(seen.pages_before), _paths(seen.pages_after))
+    found.path = seen.path
     found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)
     plan = running.prepared.plan
@@ -239,10 +238,6 @@ def _await_deaths(running: RunningStack, starts: Mapping[str, str]) -> bool:
 
 def _pages(session: Session) -> dict[str, MetricsPage]:
     return {**session.pages(), **kv_server_page(session.running)}
-
-
-def _paths(pages: Mapping[str, MetricsPage]) -> dict[str, StorePath | None]:
-    return {name: StorePath.read(page.samples) for name, page in pages.items()}
 
 
 def _send(

@@ -95,6 +95,14 @@ class TestReadings:
         assert seen.page("x").samples == ()
         assert failed_calls(seen.page("x").samples) is None
 
+    def test_what_all_moved_is_the_sum_of_what_each_counted_in_between(self) -> None:
+        more = self.PAGE + self.PAGE
+        before = {"x": self.PAGE, "restarted": more, "gone": self.PAGE}
+        after = {"x": more, "restarted": self.PAGE, "gone": MetricsPage(), "new": self.PAGE}
+        path = Readings(None, None, before, after).path
+        assert path is not None and path.not_loaded == 3 * 5
+        assert Readings(None, None, before, {"gone": MetricsPage()}).path is None
+
     def test_an_engine_that_died_reported_before(self) -> None:
         page = MetricsPage((Sample(FIX, {"fix": "B1", "state": "applied"}, 1.0),))
         seen = Readings(None, None, {"x": page}, {"x": MetricsPage()})
