@@ -92,19 +92,6 @@ def _connector(seen: Seen) -> Verdict | None:
     )
 
 
-def _hash_seed(seen: Seen) -> Verdict | None:
-    seeds = set(seen.hash_seeds.values())
-    if not seeds:
-        return None
-    if len(seeds) > 1 or "" in seeds:
-        return fail(
-            "engines would get different values of PYTHONHASHSEED",
-            "the same prompt gets different keys in each engine, so nothing ever hits",
-            "this is a bug of pdkit: report it",
-        )
-    return ok(f"PYTHONHASHSEED is {seeds.pop()} in every engine; the shell's value is ignored")
-
-
 RULES = (
     Rule(
         "engine.programs",
@@ -143,10 +130,5 @@ RULES = (
         tried("fixes", "engines would exit at start, or move wrong KV"),
         looks_at="the connector's fixes, tried where engines will run; cached once they work",
         fails="a needed fix fails", fix="a tested pair, or `PDKIT_DISABLE_FIXES`",
-    ),
-    Rule(
-        "engine.hash_seed", _hash_seed,
-        looks_at="the PYTHONHASHSEED that each engine would get",
-        fails="they differ, which is a bug of pdkit", fix="report it",
     ),
 )  # fmt: skip

@@ -249,7 +249,6 @@ class Seen:
 
     Attributes:
         outcomes: step that `up` takes too → its outcome.
-        hash_seeds: engine → the PYTHONHASHSEED it would be given.
         measured: result of the last benchmark of this model on this machine.
         connector: how engines share KV, and how else they could; `up` does not try that out.
     """
@@ -267,6 +266,5 @@ class Seen:
     code: EngineCode | None = None
     redis: tuple[RedisSeen, ...] = ()
     stack: StackSeen | None = None
-    hash_seeds: Mapping[str, str] = field(default_factory=dict)
     measured: LastBenchmark | None = None
     connector: ConnectorChoice | None = None

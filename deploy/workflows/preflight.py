@@ -18,7 +18,6 @@ from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
 from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen
 from deploy.errors import ConfigError, MachineUnfit, PdkitError
-from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.compose.docker import docker_info
 from deploy.runtime.compose.images import FoundImage
 from deploy.runtime.home import Home
@@ -128,11 +127,6 @@ def quick_look(prepared: Prepared, home: Home, info: Mapping[str, Any] | None) -
         host=home.host or see_host(),
         disks=see_disks(prepared, home, info or {}),
         hub=see_hub(prepared, home),
-        hash_seeds={
-            service.name: service.env.get("PYTHONHASHSEED", "")
-            for service in prepared.stack.services
-            if service.role in ENGINE_ROLES
-        },
     )
 
 

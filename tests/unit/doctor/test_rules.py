@@ -319,8 +319,6 @@ CASES = [
     rocm("engine.native", "warn", "would be built for gfx90a",
          {"images": (replace(MISSING, archs=("gfx90a",)),)}),
     *tried_cases("engine.fixes", "fixes"),
-    Case("engine.hash_seed", "ok", "is 7", {"hash_seeds": {"a": "7", "b": "7"}}),
-    Case("engine.hash_seed", "fail", "different", {"hash_seeds": {"a": "7", "b": "8"}}),
     *tried_cases("redis.answers", "redis", brings_usage=True),
     redis("redis.policy", "ok", "allkeys-lru"),
     Case("redis.break_even", "ok", "from 512 tokens on",

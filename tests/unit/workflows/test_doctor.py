@@ -48,7 +48,7 @@ ALWAYS = {
     "ports.free", "memory.host", "memory.plan", "memory.store", "disk.state", "host.files",
     "host.huge_pages", "host.overcommit", "host.shm", "host.numa", "host.cpu", "host.quota",
     "host.clock", "engine.programs", "engine.versions", "engine.plug_ins", "engine.connector",
-    "engine.native", "engine.fixes", "engine.hash_seed", "stack.up", "stack.lock",
+    "engine.native", "engine.fixes", "stack.up", "stack.lock",
 }  # fmt: skip
 
 
