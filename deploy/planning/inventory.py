@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,30 +61,8 @@ def inventory_from(values: Mapping[str, Any]) -> Inventory:
     """Return the inventory that plain values describe, as `dataclasses.asdict` writes them.
 
     Raises:
-        KeyError, TypeError, ValueError: a field is missing, unknown or invalid.
+        KeyError, TypeError: a field is missing or unknown.
     """
-    raw = dict(values)
-    gpus = tuple(_gpu(gpu, number) for number, gpu in enumerate(raw.pop("gpus", None) or ()))
-    return Inventory(
-        cpus=int(raw.pop("cpus")),
-        memory_mib=int(raw.pop("memory_mib")),
-        gpus=gpus,
-        gpu_groups=tuple(int(group) for group in _list(raw.pop("gpu_groups", None))),
-        container_gpus=tuple(str(kind) for kind in _list(raw.pop("container_gpus", None))),
-        seen=tuple(str(line) for line in _list(raw.pop("seen", None))),
-        **raw,
-    )
-
-
-def _gpu(values: Mapping[str, Any], number: int) -> Gpu:
-    vendor = values["vendor"]
-    if vendor not in ("cuda", "rocm"):
-        raise ValueError(f"gpus: vendor '{vendor}' is not one of cuda, rocm")
-    known = {**values, "index": int(values.get("index", number))}
-    return Gpu(**{"name": "", **known, "memory_mib": int(values["memory_mib"])})
-
-
-def _list(value: Sequence[Any] | None) -> Sequence[Any]:
-    if isinstance(value, str):
-        raise TypeError(f"a list is expected, not '{value}'")
-    return value or ()
+    lists = {name: tuple(values[name]) for name in ("gpu_groups", "container_gpus", "seen")}
+    gpus = tuple(Gpu(**gpu) for gpu in values["gpus"])
+    return Inventory(**{**values, **lists, "gpus": gpus})

@@ -60,7 +60,7 @@ def read_inventory(path: Path) -> Inventory:
         raise ConfigError(f"--inventory {path}: not valid YAML{where}", hint=_EXAMPLE) from exc
     try:
         return inventory_from(_machine(raw))
-    except (_Wrong, KeyError, TypeError, ValueError) as exc:
+    except _Wrong as exc:
         raise ConfigError(f"--inventory {path}: {exc}", hint=_hint(path, raw)) from exc
 
 
@@ -125,7 +125,7 @@ def _gpu(raw: object, at: int, where: str = "") -> dict[str, Any]:
         said = "is missing" if vendor is None else f"{vendor!r} is not valid"
         raise _Wrong(f"{where}vendor: {said}: expected cuda or rocm")
     index = _whole(raw.get("index", at), f"{where}index", least=0, example=str(at))
-    values = {**raw, "index": index, "memory_mib": _number(raw, "memory_mib", where)}
+    values = {"name": "", **raw, "index": index, "memory_mib": _number(raw, "memory_mib", where)}
     values |= {key: _text(raw[key], f"{where}{key}") for key in _TEXT_KEYS if key in raw}
     if vendor == "rocm":
         values.setdefault("render_node", f"/dev/dri/renderD{FIRST_RENDER_MINOR + index}")
