@@ -94,17 +94,11 @@ def runtime_here(spec: StackSpec, home: Home) -> str:
     return "compose" if docker_answers(home.cache / "compose-plugin") else "process"
 
 
-def containers_here(
-    spec: StackSpec, images: StackImages, vendor: str, info: Mapping[str, Any]
-) -> Containers:
-    """Return what containers are run with here; of missing images, only the names.
-
-    Raises:
-        ConfigError: versions that the catalogue states do not belong together.
-    """
+def containers_here(spec: StackSpec, images: StackImages, info: Mapping[str, Any]) -> Containers:
+    """Return what containers are run with here; of missing images, only the names."""
     from deploy.workflows.images import found_images
 
-    return _containers(spec, found_images(images, spec, vendor), info)
+    return _containers(spec, found_images(images), info)
 
 
 def _containers(

@@ -101,14 +101,8 @@ def _look_into(found: FoundImage, known: EngineImage, spec: StackSpec) -> tuple[
     )
 
 
-def found_images(images: StackImages, spec: StackSpec, vendor: str) -> ContainerImages:
-    """Return the images without pulling or building; ids are known for those on this machine.
-
-    Raises:
-        ConfigError: versions that the catalogue states do not belong together.
-    """
-    if images.engine.vllm is not None:
-        refuse_bad_pair(spec, vendor, images.engine.vllm, images.engine.lmcache, lambda _: None)
+def found_images(images: StackImages) -> ContainerImages:
+    """Return the images without pulling or building; ids are known for those on this machine."""
     engine = find_image(images.engine.image)
     return replace(images.named(reference_here), engine_id=engine.id if engine else "")
 

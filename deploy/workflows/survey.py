@@ -133,7 +133,7 @@ def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Surve
     named = spec.model_copy(update={"vendor": vendor, "runtime": "compose"})
     facts = stated_facts(named, machine, runtime="compose")
     if info is not None:
-        images = containers_here(spec, stack_images(spec, vendor), vendor, info)
+        images = containers_here(spec, stack_images(spec, vendor), info)
         facts = replace(facts, software=images)
     return Survey(facts, docker, info)
 

@@ -136,7 +136,7 @@ class TestHere:
         monkeypatch.setattr(survey_module, "detect_inventory", detect)
         monkeypatch.setattr(survey_module, "require_compose", lambda: (2, 26, 1))
         monkeypatch.setattr(survey_module, "docker_info", lambda: {"SecurityOptions": []})
-        monkeypatch.setattr(images_module, "found_images", lambda images, *_: images.by_name)
+        monkeypatch.setattr(images_module, "found_images", lambda images: images.by_name)
         monkeypatch.setattr(survey_module, "found_programs", lambda *_: Programs("py", "redis"))
         monkeypatch.setattr(survey_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
 
@@ -162,6 +162,13 @@ class TestHere:
         facts_here(spec(runtime="process", allow_untested=True), home, lines.append)
         (warning,) = lines
         assert warning.startswith("warning: vLLM 0.32.0 with LMCache 0.5.6 on cuda is broken")
+
+    def test_a_bad_pair_is_refused_before_images_are_looked_for(
+        self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(images_module, "found_images", lambda _: pytest.fail("looked"))
+        with pytest.raises(ConfigError, match="is broken"):
+            facts_here(spec(image="cuda-mp", connector="lmcache"), home, lambda _: None)
 
     def test_a_pair_of_programs_that_works_with_the_other_connector(
         self, spec: Make, home: Home
@@ -189,7 +196,7 @@ class TestHere:
         self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch, runtime: str
     ) -> None:
         monkeypatch.setattr(survey_module, "found_programs", lambda *_: pytest.fail("looked"))
-        monkeypatch.setattr(images_module, "found_images", lambda *_: pytest.fail("looked"))
+        monkeypatch.setattr(images_module, "found_images", lambda _: pytest.fail("looked"))
         with pytest.raises(MissingGpus, match="2 GPUs needed for --vendor rocm, none found"):
             facts_here(spec(runtime=runtime, vendor="rocm"), home, lambda _: None)
 

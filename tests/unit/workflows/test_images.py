@@ -242,14 +242,14 @@ class TestObtaining:
         docker.have(images.engine.image, images.router.image, *tags.values())
         found = obtain_images(images, asked, "cuda", pytest.fail)
         assert docker.done == []
-        assert found == found_images(images, asked, "cuda")
+        assert found == found_images(images)
         assert {name: getattr(found, name) for name in tags} == tags
 
     def test_an_image_of_another_digest_is_not(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cuda")
         docker.have(images.engine.image, images.router.image)
         docker.have_by(REDIS.image, "docker.io/library/redis@sha256:moved")
-        assert found_images(images, spec(), "cuda").redis == images.by_name.redis
+        assert found_images(images).redis == images.by_name.redis
         found = obtain_images(images, spec(), "cuda", lambda _: None)
         assert docker.done == [("pull", images.by_name.redis)]
         assert found.redis == images.by_name.redis
@@ -434,20 +434,11 @@ def test_contents_of_images_need_no_other_plan(
 class TestLooking:
     def test_nothing_is_fetched(self, spec: Make, docker: Docker) -> None:
         images = stack_images(spec(), "cuda")
-        assert found_images(images, spec(), "cuda").engine_id == ""
+        assert found_images(images).engine_id == ""
         docker.have(images.engine.image)
-        found = found_images(images, spec(), "cuda")
+        found = found_images(images)
         assert found.engine_id == f"sha256:{images.engine.image}"
         assert docker.done == []
-
-    @pytest.mark.usefixtures("docker")
-    def test_a_bad_pair_is_refused_before_images_are_looked_for(
-        self, spec: Make, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(images_module, "find_image", lambda _: pytest.fail("looked"))
-        asked = spec(image="cuda-mp", connector="lmcache")
-        with pytest.raises(ConfigError, match="is broken"):
-            found_images(stack_images(asked, "cuda"), asked, "cuda")
 
 
 class TestCatalogue:
