@@ -42,7 +42,6 @@ class DockerSeen:
 
     Attributes:
         chosen: up would run containers.
-        asked: the spec names the runtime; else it is Docker where it answers.
         version: of the engine, such as '28.0.1'; "" if it does not answer.
         compose: the plugin's version.
         trouble, fix: why Docker cannot be used; "" if it can.
@@ -50,7 +49,6 @@ class DockerSeen:
     """
 
     chosen: bool
-    asked: bool
     version: str = ""
     compose: str = ""
     rootless: bool = False

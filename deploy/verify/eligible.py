@@ -10,15 +10,15 @@ import re
 PINNED = ((0, 13), (0, 33))
 
 
-def eligible_tokens(prompt_tokens: int, chunk_size: int, local_hits: int = 0) -> int:
-    """Return the tokens that an engine must load, given what it holds itself.
+def eligible_tokens(prompt_tokens: int, chunk_size: int) -> int:
+    """Return the tokens that an engine must load of a prompt that is new to it.
 
     Only whole chunks are stored, so what is beyond the last whole one is recomputed. An engine must
     compute at least one token to have something to sample from, so of a prompt that ends with a
-    chunk one token less counts. What the engine's own prefix cache holds is not asked for.
+    chunk one token less counts.
     """
     stored = prompt_tokens // chunk_size * chunk_size
-    return max(0, min(stored, prompt_tokens - 1) - local_hits)
+    return max(0, min(stored, prompt_tokens - 1))
 
 
 def is_pinned(version: str) -> bool:

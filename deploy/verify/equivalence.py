@@ -48,12 +48,10 @@ class AnswerComparison:
     Attributes:
         max_logprob_diff: over the tokens that both list among their likeliest, at every step up to
             and with the first at which the answers part.
-        parted_at: the first step with different tokens, or None.
     """
 
     matches: bool
     max_logprob_diff: float
-    parted_at: int | None
 
 
 @dataclass(frozen=True)
@@ -121,9 +119,9 @@ def compare(
         worst = max(worst, _largest_difference(expected, actual))
         if reference.tokens[step] != answer.tokens[step]:
             undecided = _behind(expected, answer.tokens[step]) <= tolerance
-            return AnswerComparison(undecided and worst <= tolerance, worst, step)
+            return AnswerComparison(undecided and worst <= tolerance, worst)
     same_length = len(reference.tokens) == len(answer.tokens) > 0
-    return AnswerComparison(same_length and worst <= tolerance, worst, None)
+    return AnswerComparison(same_length and worst <= tolerance, worst)
 
 
 def _largest_difference(expected: Mapping[str, float], actual: Mapping[str, float]) -> float:

@@ -143,8 +143,7 @@ def _see_docker(
 ) -> tuple[DockerSeen | None, Mapping[str, Any] | None]:
     if spec.runtime == "process":
         return None, None
-    asked = spec.runtime == "compose"
-    chosen = asked
+    chosen = spec.runtime == "compose"
     try:
         version = require_compose()
         chosen = True  # Docker is usable from here on
@@ -153,12 +152,9 @@ def _see_docker(
         if chosen:
             policy.without_docker(exc)
         there = shutil.which("docker") is not None
-        return DockerSeen(
-            chosen=chosen, asked=asked, trouble=exc.message, fix=exc.hint, installed=there
-        ), None
+        return DockerSeen(chosen=chosen, trouble=exc.message, fix=exc.hint, installed=there), None
     return DockerSeen(
         chosen=True,
-        asked=asked,
         version=str(info.get("ServerVersion", "")),
         compose=".".join(map(str, version)),
         rootless=is_rootless(info),

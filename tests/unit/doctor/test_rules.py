@@ -100,7 +100,7 @@ def tried_cases(rule: str, step: str, *, brings_usage: bool = False) -> list[Cas
 
 
 def docker(**values: Any) -> dict[str, Any]:
-    return {"docker": DockerSeen(**{"chosen": True, "asked": True, "installed": True, **values})}
+    return {"docker": DockerSeen(**{"chosen": True, "installed": True, **values})}
 
 
 def taken(*uses: GpuMemoryUse) -> dict[str, Any]:
@@ -143,9 +143,9 @@ CASES = [
     Case("docker.engine", "ok", "28.0.1 answers, Compose 2.30", docker(
         version="28.0.1", compose="2.30")),
     Case("docker.engine", "ok", "Docker is not installed", docker(
-        chosen=False, asked=False, installed=False, trouble="no command")),
+        chosen=False, installed=False, trouble="no command")),
     Case("docker.engine", "warn", "starts processes instead", docker(
-        chosen=False, asked=False, trouble="no Docker engine answers", fix="start it")),
+        chosen=False, trouble="no Docker engine answers", fix="start it")),
     Case("docker.engine", "warn", "untested with Docker before 20.10", docker(
         version="19.03.5", compose="2.20")),
     Case("docker.engine", "fail", "no Docker engine answers", docker(

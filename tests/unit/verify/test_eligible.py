@@ -10,28 +10,23 @@ from deploy.verify.eligible import eligible_tokens, is_pinned, pinned_range
 
 
 @pytest.mark.parametrize(
-    ("prompt", "chunk", "local", "eligible"),
+    ("prompt", "chunk", "eligible"),
     [
-        (0, 256, 0, 0),
-        (1, 256, 0, 0),
-        (255, 256, 0, 0),  # not one whole chunk
-        (256, 256, 0, 255),  # the last token is always computed
-        (257, 256, 0, 256),
-        (511, 256, 0, 256),
-        (512, 256, 0, 511),
-        (1109, 256, 0, 1024),
-        (16, 16, 0, 15),
-        (1, 1, 0, 0),
-        (2, 1, 0, 1),
-        (1109, 256, 512, 512),  # what it holds itself is not asked for
-        (512, 256, 511, 0),
-        (512, 256, 1024, 0),
+        (0, 256, 0),
+        (1, 256, 0),
+        (255, 256, 0),  # not one whole chunk
+        (256, 256, 255),  # the last token is always computed
+        (257, 256, 256),
+        (511, 256, 256),
+        (512, 256, 511),
+        (1109, 256, 1024),
+        (16, 16, 15),
+        (1, 1, 0),
+        (2, 1, 1),
     ],
 )
-def test_eligible_tokens_are_whole_chunks_that_are_not_local(
-    prompt: int, chunk: int, local: int, eligible: int
-) -> None:
-    assert eligible_tokens(prompt, chunk, local) == eligible
+def test_eligible_tokens_are_whole_chunks(prompt: int, chunk: int, eligible: int) -> None:
+    assert eligible_tokens(prompt, chunk) == eligible
 
 
 def test_eligible_tokens_are_fewer_than_the_prompt() -> None:
