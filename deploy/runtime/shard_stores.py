@@ -13,6 +13,9 @@ from deploy.runtime.store import Refusal, Store, plain_twin
 class ShardStore(Store, Protocol):
     """One of the servers. A key's twin (see `Store.remove_marked`) may be on another one."""
 
+    def ping(self) -> bool:
+        """Tell whether Redis answers and accepts the password."""
+
     def marked_keys(self, mark: str) -> set[bytes] | None:
         """Return the keys that contain a mark; None if unknown."""
 
@@ -25,9 +28,6 @@ class ShardStores:
 
     def __init__(self, shards: Sequence[ShardStore]) -> None:
         self._shards = shards
-
-    def ping(self) -> bool:
-        return all(shard.ping() for shard in self._shards)
 
     def refusal(self) -> Refusal | None:
         """Return what one says instead of serving; None if all serve, or say nothing."""
@@ -49,10 +49,6 @@ class ShardStores:
         twins = {plain_twin(key, mark.encode()) for key in marked}
         removed = [shard.unlink(sorted(marked | twins)) for shard in self._shards]
         return None if None in found else _sum(removed)
-
-    def close(self) -> None:
-        for shard in self._shards:
-            shard.close()
 
 
 def _sum(numbers: Sequence[int | None]) -> int | None:

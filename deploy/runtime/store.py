@@ -33,9 +33,6 @@ class Refusal(NamedTuple):
 class Store(Protocol):
     """A stack's Redis, however it is reached."""
 
-    def ping(self) -> bool:
-        """Tell whether Redis answers and accepts the password."""
-
     def refusal(self) -> Refusal | None:
         """Return what Redis says instead of serving; None if it serves, or says nothing."""
 
@@ -51,9 +48,6 @@ class Store(Protocol):
         The mark is the beginning of a tag that goes on in digits and dashes. Returns how many were
         removed; None if Redis does not let its user do that.
         """
-
-    def close(self) -> None:
-        """Close the connections."""
 
 
 def plain_twin(key: bytes, mark: bytes) -> bytes:
@@ -224,6 +218,7 @@ class SocketStore:
             return None
 
     def close(self) -> None:
+        """Close the connection."""
         self._redis.close()
 
     def _scan(self, cursor: int, pattern: str, count: int) -> tuple[int, list[bytes]]:

@@ -70,10 +70,6 @@ class UrlStore:
         self._to_sentinels = {**tls, **url.sentinel_options, **bounds}
         self._clients: dict[tuple[Node | None, bool], Any] = {}
 
-    def ping(self) -> bool:
-        """Tell whether all servers answer and let the user in."""
-        return not self.trouble()
-
     def trouble(self) -> str:
         """Return why Redis cannot be used, in its own words; "" if all servers answer."""
         try:
@@ -184,6 +180,7 @@ class UrlStore:
         return text
 
     def close(self) -> None:
+        """Close the connections."""
         for client in self._clients.values():
             client.close()
             client.connection_pool.disconnect()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, nullcontext
 
 from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.compose.containers import FoundContainer
@@ -102,9 +102,6 @@ class ContainerStore:
         lines = self._ask(command).split()
         return int(lines[-1]) if len(lines) == 2 and lines[-1].isdigit() else None
 
-    def close(self) -> None:
-        """Do nothing: every command has its own process."""
-
     def _ask(self, *commands: str) -> str:
         """Return what Redis answers to the password and to commands, "" if it does not."""
         if self._run is None:
@@ -127,4 +124,4 @@ def open_container_store(
     container: FoundContainer | None,
 ) -> AbstractContextManager[ContainerStore]:
     """Return Redis in a container, for a with block; None is one that does not run."""
-    return closing(ContainerStore(container.run if container else None))
+    return nullcontext(ContainerStore(container.run if container else None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Server(RedisServer):
         return open_store(self.socket, Secret(PASSWORD))
 
     def as_container(self) -> Any:
-        return closing(ContainerStore(self._run))
+        return nullcontext(ContainerStore(self._run))
 
     def _run(self, command: Sequence[str]) -> bytes:
         shell, option, script, *asked = command
@@ -88,7 +88,6 @@ def store(request: pytest.FixtureRequest, servers: list[Server]) -> Iterator[Sto
 
 
 def test_keys_are_counted_on_all(store: Store) -> None:
-    assert store.ping()
     assert store.refusal() is None
     assert store.count_marked(MARK) == 3
     assert store.count_marked(f"{MARK}-1-") == 1
@@ -130,7 +129,6 @@ def test_a_dead_shard_makes_the_store_unavailable(
     dead = Server(tmp_path)
     dead.kill()
     with open_shards([getattr(one, kind)() for one in (servers[0], dead)]) as store:
-        assert not store.ping()
         assert store.stats() is None
         assert store.refusal() is None
         assert store.count_marked(MARK) is None

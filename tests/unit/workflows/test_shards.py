@@ -83,5 +83,5 @@ def test_a_dead_shard_is_named_and_started_again(lab: Lab, name: str) -> None:
     after = require_stack(lab.home, "pdkit").state.services
     assert {one for one in after if after[one].pid != before[one].pid} == {name}
     with store_of(require_stack(lab.home, "pdkit")) as store:
-        assert store.ping()
+        assert store.stats()
     assert check_stack(lab.home, "pdkit", lab.lines.append).passed
