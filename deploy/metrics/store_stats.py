@@ -59,21 +59,22 @@ def combined(readings: Sequence[StoreStats]) -> StoreStats:
     ids = [one.run_id for one in readings]
     return replace(
         readings[0],
-        keys=_sum([one.keys for one in readings]),
-        used_memory_bytes=_sum([one.used_memory_bytes for one in readings]),
-        max_memory_bytes=0 if 0 in most else _sum(most),
-        evicted_keys=_sum([one.evicted_keys for one in readings]),
-        flushes=_sum([one.flushes for one in readings]),
+        keys=sum_of_known([one.keys for one in readings]),
+        used_memory_bytes=sum_of_known([one.used_memory_bytes for one in readings]),
+        max_memory_bytes=0 if 0 in most else sum_of_known(most),
+        evicted_keys=sum_of_known([one.evicted_keys for one in readings]),
+        flushes=sum_of_known([one.flushes for one in readings]),
         run_id=None if None in ids else " ".join(sorted(map(str, ids))),
-        commands=_sum([one.commands for one in readings]),
-        received_bytes=_sum([one.received_bytes for one in readings]),
-        sent_bytes=_sum([one.sent_bytes for one in readings]),
-        clients=_sum([one.clients for one in readings]),
+        commands=sum_of_known([one.commands for one in readings]),
+        received_bytes=sum_of_known([one.received_bytes for one in readings]),
+        sent_bytes=sum_of_known([one.sent_bytes for one in readings]),
+        clients=sum_of_known([one.clients for one in readings]),
         errors=dict(sum((Counter(one.errors) for one in readings), Counter())),
         replica=any(one.replica for one in readings),
     )
 
 
-def _sum(numbers: Sequence[int | None]) -> int | None:
+def sum_of_known(numbers: Sequence[int | None]) -> int | None:
+    """Return the sum of numbers; None if one of them is not known."""
     known = [number for number in numbers if number is not None]
     return sum(known) if len(known) == len(numbers) else None

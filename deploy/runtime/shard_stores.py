@@ -1,4 +1,4 @@
-"""Several Redis servers that share a stack's keys, used as one store."""
+"""The Redis servers that share a stack's keys, used as one store."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
-from deploy.metrics.store_stats import StoreStats, combined
-from deploy.runtime.store import Refusal, Store, plain_twin
+from deploy.metrics.store_stats import StoreStats, combined, sum_of_known
+from deploy.runtime.store import Refusal, Store, with_twins
 
 
-class ShardStore(Store, Protocol):
+class ShardStore(Protocol):
     """One of the servers. A key's twin (see `Store.remove_marked`) may be on another one."""
 
     def ping(self) -> bool:
         """Tell whether Redis answers and accepts the password."""
+
+    def refusal(self) -> Refusal | None:
+        """Return what Redis says instead of serving; None if it serves, or says nothing."""
+
+    def stats(self) -> StoreStats | None:
+        """Return a reading, or None if Redis does not answer."""
 
     def marked_keys(self, mark: str) -> set[bytes] | None:
         """Return the keys that contain a mark; None if unknown."""
@@ -40,25 +46,19 @@ class ShardStores:
         return combined(known) if known and len(known) == len(found) else None
 
     def count_marked(self, mark: str) -> int | None:
-        return _sum([shard.count_marked(mark) for shard in self._shards])
+        found = [shard.marked_keys(mark) for shard in self._shards]
+        return sum_of_known([None if keys is None else len(keys) for keys in found])
 
     def remove_marked(self, mark: str) -> int | None:
         """Remove marked keys and their twins wherever they lie; None if one does not answer."""
         found = [shard.marked_keys(mark) for shard in self._shards]
-        marked = {key for keys in found for key in keys or ()}
-        twins = {plain_twin(key, mark.encode()) for key in marked}
-        removed = [shard.unlink(sorted(marked | twins)) for shard in self._shards]
-        return None if None in found else _sum(removed)
-
-
-def _sum(numbers: Sequence[int | None]) -> int | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None
+        keys = with_twins({key for keys in found for key in keys or ()}, mark)
+        removed = [shard.unlink(keys) for shard in self._shards]
+        return None if None in found else sum_of_known(removed)
 
 
 @contextmanager
 def open_shards(shards: Sequence[AbstractContextManager[ShardStore]]) -> Iterator[Store]:
     """Open a stack's Redis, as many as it has, and close them again."""
     with ExitStack() as opened:
-        stores = [opened.enter_context(shard) for shard in shards]
-        yield stores[0] if len(stores) == 1 else ShardStores(stores)
+        yield ShardStores([opened.enter_context(shard) for shard in shards])

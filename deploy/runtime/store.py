@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import Any, NamedTuple, Protocol
 
@@ -50,7 +50,12 @@ class Store(Protocol):
         """
 
 
-def plain_twin(key: bytes, mark: bytes) -> bytes:
+def with_twins(keys: Collection[bytes], mark: str) -> list[bytes]:
+    """Return marked keys, and their twins (see `Store.remove_marked`)."""
+    return sorted({*keys, *(_plain_twin(key, mark.encode()) for key in keys)})
+
+
+def _plain_twin(key: bytes, mark: bytes) -> bytes:
     """Return a key without the tag that a mark begins; LMCache's own client appends to it."""
     before, _, after = key.partition(mark)
     return before + after.lstrip(b"-0123456789")
@@ -78,13 +83,6 @@ def marked_keys(scan: Scan, mark: str) -> set[bytes]:
         if len(found) > _MOST_MARKED:
             raise ConnectionError(f"more than {_MOST_MARKED} keys of one check")
     return found
-
-
-def remove_marked(scan: Scan, mark: str, unlink: Callable[[list[bytes]], int]) -> int:
-    """Remove what a server has of marked keys, and their twins wherever `unlink` finds them."""
-    found = sorted(marked_keys(scan, mark))
-    twins = {plain_twin(key, mark.encode()) for key in found}
-    return unlink([*found, *sorted(twins)]) if found else 0
 
 
 def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> StoreStats:
@@ -189,11 +187,6 @@ class SocketStore:
         except (RedisError, OSError, KeyError, ValueError):
             return None
 
-    def count_marked(self, mark: str) -> int | None:
-        """Return how many keys contain a mark; None if Redis does not answer."""
-        keys = self.marked_keys(mark)
-        return None if keys is None else len(keys)
-
     def marked_keys(self, mark: str) -> set[bytes] | None:
         """Return the keys that contain a mark; None if Redis does not answer."""
         try:
@@ -205,15 +198,6 @@ class SocketStore:
         """Remove what there is of the keys; None if Redis does not answer."""
         try:
             return _count(self._redis.ask("UNLINK", *keys)) if keys else 0
-        except (RedisError, OSError):
-            return None
-
-    def remove_marked(self, mark: str) -> int | None:
-        """Remove marked keys and their twins (see `Store`); None if Redis does not answer."""
-        try:
-            return remove_marked(
-                self._scan, mark, lambda keys: _count(self._redis.ask("UNLINK", *keys))
-            )
         except (RedisError, OSError):
             return None
 

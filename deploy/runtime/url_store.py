@@ -12,7 +12,7 @@ from deploy.connector.pdkit_connector.redis_url import Node, RedisUrl
 from deploy.metrics.store_stats import StoreStats, combined
 from deploy.runtime.bounded_redis import STEP_S, bounded
 from deploy.runtime.redis_client import if_allowed, refusal_of, scan_of, server_stats
-from deploy.runtime.store import Refusal, key_pages, marked_keys, remove_marked
+from deploy.runtime.store import Refusal, key_pages, marked_keys, with_twins
 
 if TYPE_CHECKING:
     from deploy.doctor.seen import RedisSeen
@@ -148,7 +148,8 @@ class UrlStore:
         """Remove marked keys and their twins (see `Store`); None if its user may not."""
         try:
             return sum(
-                remove_marked(scan_of(client), mark, self._unlink) for client in self._servers()
+                self._unlink(with_twins(marked_keys(scan_of(client), mark), mark))
+                for client in self._servers()
             )
         except self._errors:
             return None

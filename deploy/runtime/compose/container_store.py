@@ -14,27 +14,17 @@ from deploy.stack.layout import SECRETS
 _ASK = f"{{ printf 'AUTH '; cat {SECRETS}/redis_password; printf '%s\\n' \"$@\"; }} | redis-cli"
 
 # Finds all keys that contain ARGV[1] in one call, since each call is a process in the container. A
-# stack of containers has about ten thousand keys at most.
-_SCAN = (
+# stack of containers has about ten thousand keys at most. Returns the number of keys, then the
+# keys: an error is neither.
+_FIND = (
     "local found, cursor = {}, '0' "
     "repeat "
     "local page = redis.call('SCAN', cursor, 'MATCH', '*' .. ARGV[1] .. '*', 'COUNT', 1000) "
     "cursor = page[1] "
     "for _, key in ipairs(page[2]) do found[#found + 1] = key end "
-    "until cursor == '0'"
-)
-# The number of keys, then the keys: an error is neither.
-_TELL = "local told = {tostring(#found)} for _, key in ipairs(found) do told[#told + 1] = key end"
-# `store.plain_twin`, for each of them.
-_REMOVE = (
-    "local removed = 0 "
-    "for _, key in ipairs(found) do "
-    "local first, last = string.find(key, ARGV[1], 1, true) "
-    "local rest = string.find(key, '[^%d%-]', last + 1) "
-    "local twin = string.sub(key, 1, first - 1) .. (rest and string.sub(key, rest) or '') "
-    "removed = removed + redis.call('UNLINK', key) + redis.call('UNLINK', twin) "
-    "end "
-    "return removed"
+    "until cursor == '0' "
+    "table.insert(found, 1, tostring(#found)) "
+    "return found"
 )
 
 # Each key is an argument of a process, which may have 2 MiB of them.
@@ -72,17 +62,9 @@ class ContainerStore:
         except (KeyError, ValueError):
             return None
 
-    def count_marked(self, mark: str) -> int | None:
-        """Return how many keys contain a mark, or None if Redis does not answer."""
-        return self._number(f'EVAL "{_SCAN} return #found" 0 {mark}')
-
-    def remove_marked(self, mark: str) -> int | None:
-        """Remove marked keys and their twins (see `Store`); None if Redis does not answer."""
-        return self._number(f'EVAL "{_SCAN} {_REMOVE}" 0 {mark}')
-
     def marked_keys(self, mark: str) -> set[bytes] | None:
         """Return the keys that contain a mark, or None if Redis does not answer."""
-        lines = self._ask(f'EVAL "{_SCAN} {_TELL} return told" 0 {mark}').splitlines()
+        lines = self._ask(f'EVAL "{_FIND}" 0 {mark}').splitlines()
         if len(lines) < 2 or lines[:2] != ["OK", str(len(lines) - 2)]:
             return None
         return {line.encode() for line in lines[2:]}
@@ -97,10 +79,6 @@ class ContainerStore:
                 return None
             removed += sum(map(int, lines[1:]))
         return removed
-
-    def _number(self, command: str) -> int | None:
-        lines = self._ask(command).split()
-        return int(lines[-1]) if len(lines) == 2 and lines[-1].isdigit() else None
 
     def _ask(self, *commands: str) -> str:
         """Return what Redis answers to the password and to commands, "" if it does not."""

@@ -1,4 +1,4 @@
-"""Several Redis as one store, each a process or in a container, against real servers."""
+"""A stack's Redis as one store, each a process or in a container, against real servers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def test_the_refusal_of_one_shard_is_reported(servers: list[Server]) -> None:
         assert refusal.denied
 
 
-def test_one_shard_is_a_plain_store(servers: list[Server]) -> None:
-    with open_shards([servers[0].as_process()]) as store:
+@pytest.mark.parametrize("kind", ["as_process", "as_container"])
+def test_one_shard_has_only_its_own_keys(servers: list[Server], kind: str) -> None:
+    with open_shards([getattr(servers[0], kind)()]) as store:
         assert store.count_marked(MARK) == 1
         assert store.remove_marked(MARK) == 1

@@ -13,9 +13,10 @@ import redis
 
 from bench.redis_server import HOST, RedisServer
 from deploy.runtime import store as store_module
-from deploy.runtime.compose.container_store import _REMOVE, _SCAN
+from deploy.runtime.compose.container_store import _FIND
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.runtime.secrets import Secret
+from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.store import SocketStore, Store, open_store
 
 PASSWORD = "open sesame"
@@ -38,13 +39,13 @@ def client(place: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def store(place: str) -> Iterator[Store]:
+def store(place: str) -> Iterator[SocketStore]:
     with open_store(place, Secret(PASSWORD)) as opened:
         yield opened
 
 
 class TestPing:
-    def test_a_ping_with_the_password_succeeds(self, store: Store) -> None:
+    def test_a_ping_with_the_password_succeeds(self, store: SocketStore) -> None:
         assert store.ping() is True
 
     @pytest.mark.parametrize("password", [None, Secret("wrong")])
@@ -63,7 +64,7 @@ def test_a_store_is_reached_by_host_and_port(tmp_path: Path) -> None:
         where = (HOST, server.port)
         with open_store(where, Secret(PASSWORD)) as right:
             assert right.ping() is True
-            assert right.count_marked(MARK) == 0
+            assert right.marked_keys(MARK) == set()
         with open_store(where, Secret("wrong")) as wrong:
             assert wrong.ping() is False
     with open_store(where, Secret(PASSWORD)) as nobody:
@@ -88,6 +89,11 @@ def keys(client: redis.Redis) -> redis.Redis:
 
 
 class TestMarked:
+    @pytest.fixture
+    def store(self, place: str) -> Iterator[Store]:
+        with open_shards([open_store(place, Secret(PASSWORD))]) as opened:
+            yield opened
+
     @pytest.mark.usefixtures("keys")
     def test_marked_keys_are_counted(self, store: Store) -> None:
         assert store.count_marked(MARK) == 4
@@ -105,19 +111,17 @@ class TestMarked:
 
     def test_marked_keys_are_found_by_a_script_in_redis(self, keys: redis.Redis) -> None:
         """As it is done in a container."""
-        assert keys.eval(f"{_SCAN} return #found", 0, MARK) == 4
-        assert keys.eval(f"{_SCAN} {_REMOVE}", 0, MARK) == 8
-        assert keys.dbsize() == 2500 + 3
-        assert keys.exists(*OTHERS) == 3
+        number, *found = keys.eval(_FIND, 0, MARK)
+        assert (number, sorted(found)) == (b"4", sorted(key.encode() for key in MARKED))
 
     def test_marked_keys_are_unknown_without_a_server(self, tmp_path: Path) -> None:
-        with open_store(str(tmp_path / "none"), Secret(PASSWORD)) as nobody:
+        with open_shards([open_store(str(tmp_path / "none"), Secret(PASSWORD))]) as nobody:
             assert nobody.count_marked(MARK) is None
             assert nobody.remove_marked(MARK) is None
 
 
 class TestStats:
-    def test_keys_and_memory(self, store: Store, client: redis.Redis) -> None:
+    def test_keys_and_memory(self, store: SocketStore, client: redis.Redis) -> None:
         before = store.stats()
         for number in range(3):
             client.set(f"chunk-{number}", b"x" * 100_000)
@@ -129,21 +133,21 @@ class TestStats:
         assert after.max_memory_bytes == 64 * 2**20
         assert (after.evicted_keys, after.flushes) == (0, 0)
 
-    def test_flushes_are_counted(self, store: Store, client: redis.Redis) -> None:
+    def test_flushes_are_counted(self, store: SocketStore, client: redis.Redis) -> None:
         client.flushall()
         client.flushdb()
         stats = store.stats()
         assert stats is not None
         assert stats.flushes == 2
 
-    def test_deleting_is_not_a_flush(self, store: Store, client: redis.Redis) -> None:
+    def test_deleting_is_not_a_flush(self, store: SocketStore, client: redis.Redis) -> None:
         client.set("a", 1)
         client.delete("a")
         stats = store.stats()
         assert stats is not None
         assert stats.flushes == 0
 
-    def test_evictions_are_counted(self, store: Store, client: redis.Redis) -> None:
+    def test_evictions_are_counted(self, store: SocketStore, client: redis.Redis) -> None:
         client.config_set("maxmemory-policy", "allkeys-lru")
         for number in range(80):
             client.set(f"chunk-{number}", b"x" * 2**20)
@@ -152,12 +156,14 @@ class TestStats:
         assert stats.evicted_keys > 0
         assert stats.keys < 80
 
-    def test_the_run_id_is_that_of_the_server(self, store: Store, client: redis.Redis) -> None:
+    def test_the_run_id_is_that_of_the_server(
+        self, store: SocketStore, client: redis.Redis
+    ) -> None:
         stats = store.stats()
         assert stats is not None
         assert stats.run_id == client.info("server")["run_id"]
 
-    def test_traffic_is_counted(self, store: Store, client: redis.Redis) -> None:
+    def test_traffic_is_counted(self, store: SocketStore, client: redis.Redis) -> None:
         before = store.stats()
         client.set("chunk", b"x" * 500_000)
         client.get("chunk")
@@ -230,8 +236,7 @@ class TestAServerThatIsNoRedis:
         store = other(answer)
         assert store.ping() is False
         assert store.stats() is None
-        assert store.count_marked(MARK) is None
-        assert store.remove_marked(MARK) is None
+        assert store.marked_keys(MARK) is None
         assert store.unlink([b"k"]) is None
 
     def test_a_number_is_how_many_were_removed(
@@ -240,7 +245,7 @@ class TestAServerThatIsNoRedis:
         store = other(3)
         assert store.unlink([b"k"]) == 3
         assert store.stats() is None
-        assert store.count_marked(MARK) is None
+        assert store.marked_keys(MARK) is None
 
     def test_keys_without_end(
         self, other: Callable[[object], SocketStore], monkeypatch: pytest.MonkeyPatch
@@ -249,11 +254,11 @@ class TestAServerThatIsNoRedis:
         made = other(None)
         numbers = count()
         monkeypatch.setattr(RedisSocket, "ask", lambda *_: [b"1", [b"%d" % next(numbers)]])
-        assert made.count_marked(MARK) is None
+        assert made.marked_keys(MARK) is None
         assert next(numbers) == 1001
 
     def test_pages_without_end(
         self, other: Callable[[object], SocketStore], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(store_module, "_SCAN_S", 0.0)
-        assert other([b"1", []]).count_marked(MARK) is None
+        assert other([b"1", []]).marked_keys(MARK) is None

@@ -104,12 +104,23 @@ def test_an_incomplete_answer_gives_no_stats(store: Make, answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "count"),
-    [("OK\n3\n", 3), ("OK\nERR unknown command\n", None), ("NOAUTH\n", None), ("", None)],
+    "answer",
+    ["OK\nERR unknown command\n", "OK\n1\n", "NOAUTH\n", ""],
 )
-def test_marked_keys_are_counted_and_removed(store: Make, answer: str, count: int | None) -> None:
-    assert store(answer).count_marked("@pdkit%check-1") == count
-    assert store(answer).remove_marked("@pdkit%check-1") == count
+def test_marked_keys_that_are_not_all_told_are_unknown(store: Make, answer: str) -> None:
+    assert store(answer).marked_keys("@pdkit%check-1") is None
+
+
+def test_marked_keys_are_read(store: Make) -> None:
+    assert store("OK\n2\na@m\nb@m\n").marked_keys("@m") == {b"a@m", b"b@m"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [("OK\n1\n", 1), ("OK\nERR unknown command\n", None), ("NOAUTH\n", None), ("", None)],
+)
+def test_removed_keys_are_counted(store: Make, answer: str, count: int | None) -> None:
+    assert store(answer).unlink([b"a@m"]) == count
 
 
 def test_a_redis_that_does_not_run(store: Make) -> None:
