@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
 from deploy.errors import Changes, MissingGpus, NamedSetting
-from deploy.planning.inventory import Gpu, Inventory
+from deploy.planning.inventory import FIRST_RENDER_MINOR, ROCM_GROUPS, Gpu, Inventory
 from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
 # What a plan assumes on a machine without the hardware.
 ASSUMED_GPU_MIB = 80 * 1024
-_ASSUMED_GROUPS = (44, 109)  # the numbers of "video" and "render" in common distributions
-_FIRST_RENDER_MINOR = 128
 _NO_GPUS: Changes = {"--vendor": "cpu", "--image": None}
 
 
@@ -56,13 +54,13 @@ def with_assumed_gpus(inventory: Inventory, vendor: Vendor, count: int) -> Inven
             vendor="rocm" if vendor.name == "rocm" else "cuda",
             name="assumed",
             memory_mib=ASSUMED_GPU_MIB,
-            render_node=f"/dev/dri/renderD{_FIRST_RENDER_MINOR + index}"
+            render_node=f"/dev/dri/renderD{FIRST_RENDER_MINOR + index}"
             if vendor.name == "rocm"
             else "",
         )
         for index in range(count)
     )
-    groups = inventory.gpu_groups or (_ASSUMED_GROUPS if vendor.name == "rocm" else ())
+    groups = inventory.gpu_groups or (ROCM_GROUPS if vendor.name == "rocm" else ())
     return replace(
         inventory,
         gpus=gpus,

@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 GpuVendor = Literal["cuda", "rocm"]
 
+# On a machine with ROCm that has nothing else; the groups are "video" and "render" of Ubuntu 22.04.
+FIRST_RENDER_MINOR = 128
+ROCM_GROUPS = (44, 109)
+
 
 @dataclass(frozen=True)
 class Gpu:

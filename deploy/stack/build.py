@@ -47,7 +47,7 @@ def build_stack(plan: Plan, layout: Layout) -> Stack:
         *((REDIS_URL,) if plan.user_redis else ()),
         *((ENGINE_KEY,) if key_named else ()),
     )
-    remote = tuple(_remote(engine) for engine in plan.remote)
+    remote = tuple(map(remote_engine, plan.remote))
     return Stack(plan.name, plan.runtime, tuple(services), made, user_secrets, remote)
 
 
@@ -107,7 +107,7 @@ def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -
     )
 
 
-def _remote(engine: EnginePlan) -> Service:
+def remote_engine(engine: EnginePlan) -> Service:
     """Return an engine of another host: where it is reached, and nothing to run."""
     return Service(
         engine.name, engine.role, (), engine.host, engine.port, HealthCheck("http", "/health"), 0.0

@@ -6,7 +6,16 @@ from typing import Any
 
 from deploy.stack.containers import FRONT_NETWORK, STORE_NETWORK
 from deploy.stack.layout import SECRETS
-from deploy.stack.service import ConfigFile, Container, DeviceAccess, Mount, Service, Stack
+from deploy.stack.service import (
+    ConfigFile,
+    Container,
+    DeviceAccess,
+    Mount,
+    Service,
+    Stack,
+    container_of,
+    escaped,
+)
 
 LABEL = "dev.pdkit"
 _LOG_ROTATION = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
@@ -42,7 +51,7 @@ def compose_document(stack: Stack, *, root: str, secrets_dir: str, stop_s: float
         },
         "networks": {name: _NETWORKS[name] for name in _NETWORKS if name in _networks_used(stack)},
         **_shared_memory(stack),
-        "secrets": {name: {"file": _escaped(file)} for name, file in sorted(used.items())},
+        "secrets": {name: {"file": escaped(file)} for name, file in sorted(used.items())},
         # What those files hold, with secrets by name only.
         "x-pdkit": {
             "files": {file.path: file.text for service in stack.services for file in service.files}
@@ -79,17 +88,15 @@ def _secret_name(service: Service, file: ConfigFile) -> str:
 
 
 def _service(service: Service, stack: Stack, root: str, stop_s: float) -> dict[str, Any]:
-    container = service.container
-    if container is None:
-        raise ValueError(f"{service.name} is not a container")
+    container = container_of(service)
     conditions = {name: {"condition": "service_healthy"} for name in service.depends_on}
     shown: dict[str, Any] = {
-        "image": _escaped(container.image),
+        "image": escaped(container.image),
         "pull_policy": "never",
         "user": container.user,
         "entrypoint": [service.argv[0]],
-        "command": [_escaped(argument) for argument in service.argv[1:]],
-        "environment": {name: _escaped(text) for name, text in sorted(service.env.items())},
+        "command": [escaped(argument) for argument in service.argv[1:]],
+        "environment": {name: escaped(text) for name, text in sorted(service.env.items())},
         "secrets": [
             *(
                 {"source": _secret_name(service, file), "target": file.target}
@@ -110,7 +117,7 @@ def _service(service: Service, stack: Stack, root: str, stop_s: float) -> dict[s
         ],
         "depends_on": conditions,
         "healthcheck": {
-            "test": ["CMD", *(_escaped(part) for part in container.health_argv)],
+            "test": ["CMD", *(escaped(part) for part in container.health_argv)],
             "interval": _HEALTH_INTERVAL,
             "timeout": "5s",
             "retries": 3,
@@ -124,7 +131,7 @@ def _service(service: Service, stack: Stack, root: str, stop_s: float) -> dict[s
         "labels": {
             f"{LABEL}.stack": stack.name,
             f"{LABEL}.role": service.role,
-            f"{LABEL}.root": _escaped(root),
+            f"{LABEL}.root": escaped(root),
             f"{LABEL}.service": service.fingerprint(),
         },
     }
@@ -140,8 +147,8 @@ def _mounted(mount: Mount, container: Container) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "type": "bind",
-        "source": _escaped(mount.source),
-        "target": _escaped(mount.target),
+        "source": escaped(mount.source),
+        "target": escaped(mount.target),
         "read_only": mount.read_only,
     }
 
@@ -174,7 +181,7 @@ def _memory(container: Container) -> dict[str, Any]:
 def _rights(container: Container, root: str) -> dict[str, Any]:
     """Return what the container may do: nothing that it does not need."""
     devices = container.devices
-    filtered = [f"seccomp={_escaped(root)}/{devices.seccomp}"] if devices.seccomp else []
+    filtered = [f"seccomp={escaped(root)}/{devices.seccomp}"] if devices.seccomp else []
     return {
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true", *filtered],
@@ -211,8 +218,3 @@ def _reservation(devices: DeviceAccess) -> dict[str, Any]:
         return {}
     wanted = {"driver": devices.driver, "device_ids": list(devices.ids), "capabilities": ["gpu"]}
     return {"reservations": {"devices": [wanted]}}
-
-
-def _escaped(text: str) -> str:
-    """Return a text in which Compose finds no variable."""
-    return text.replace("$", "$$")

@@ -155,6 +155,18 @@ class Service:
         return _digest(shown)
 
 
+def container_of(service: Service) -> Container:
+    """Return a service's container."""
+    if service.container is None:
+        raise ValueError(f"{service.name} is not a container")
+    return service.container
+
+
+def escaped(text: str) -> str:
+    """Return a text in which neither Compose nor Kubernetes finds a variable."""
+    return text.replace("$", "$$")
+
+
 @dataclass(frozen=True)
 class Stack:
     """All services of a stack, in an order in which each follows what it depends on.

@@ -15,6 +15,7 @@ from deploy.runtime.home import StackHome
 from deploy.runtime.names import addresses
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.secrets import Secret, read_secrets
+from deploy.stack.build import remote_engine
 from deploy.stack.cluster.layout import workload
 from deploy.stack.layout import API_KEY, ENGINE_KEY, ENGINE_PORT, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.service import HealthCheck, Service, ServiceRole, Stack
@@ -123,10 +124,7 @@ def _found(exported: ExportedStack, secrets: dict[str, Secret], look_up: LookUp)
             for shard in plan.redis
             for service in _services("redis", layout.redis(shard).reached_at, shard.name, look_up)
         ),
-        *(
-            Service(one.name, one.role, (), one.host, one.port, HealthCheck("http", "/health"), 0.0)
-            for one in engines
-        ),
+        *map(remote_engine, engines),
         *_services("router", f"{front}:{front_port}", front, look_up),
     ]
     return ClusterStack(

@@ -13,7 +13,7 @@ from deploy.planning.pairs import named_pairs
 from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.objects import Object
 from deploy.stack.cluster.seen import role_of
-from deploy.stack.service import ServiceRole
+from deploy.stack.service import ServiceRole, escaped
 
 _LONGEST_BYTES = 100_000  # Linux takes no argument of 128 KiB
 
@@ -64,7 +64,7 @@ def _argument(prompt: str) -> str:
             f"--prompt-file: {size} bytes; with --kubernetes, at most {_LONGEST_BYTES}",
             hint="use a shorter prompt",
         )
-    return prompt.replace("$", "$$")  # Kubernetes replaces $(NAME)
+    return escaped(prompt)
 
 
 def _pairs(there: Sequence[Object]) -> Iterator[tuple[str, str]]:

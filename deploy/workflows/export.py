@@ -23,9 +23,10 @@ from deploy.stack.build import build_stack
 from deploy.stack.cluster.folder import Form, exported
 from deploy.stack.cluster.layout import is_engine
 from deploy.stack.cluster.overlay import VendorStack, replicas
-from deploy.stack.cluster.pods import container_of, secret_keys
+from deploy.stack.cluster.pods import secret_keys
 from deploy.stack.compose import project_name
 from deploy.stack.layout import HUB_TOKEN, MODELS
+from deploy.stack.service import container_of
 from deploy.stack.visible_secrets import refuse_visible_secrets
 from deploy.workflows.cluster_document import cluster_document, cluster_layout
 from deploy.workflows.prepare import find_model, installed_kit

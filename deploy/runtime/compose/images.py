@@ -176,12 +176,14 @@ def probe_versions(image: FoundImage, interpreter: str) -> ImageVersions:
 
 def _fill(context: Path, folder: Path, wheelhouse: Path | None) -> None:
     """Put a build's files into its context: the folder's, and the wheels that its files name."""
+    from packaging.utils import canonicalize_name
+
     shutil.copytree(folder, context, dirs_exist_ok=True)
     target = context / WHEELHOUSE
     target.mkdir(exist_ok=True)
-    wanted = _wanted(folder)
+    wanted = set(map(canonicalize_name, _wanted(folder)))
     for wheel in sorted(wheelhouse.iterdir()) if wheelhouse else ():
-        if wheel.suffix == ".whl" and _plain(wheel.name.partition("-")[0]) not in wanted:
+        if wheel.suffix == ".whl" and canonicalize_name(wheel.name.partition("-")[0]) not in wanted:
             continue  # what is sent to Docker is read and hashed
         try:
             os.link(wheel.resolve(), target / wheel.name)
@@ -192,9 +194,4 @@ def _fill(context: Path, folder: Path, wheelhouse: Path | None) -> None:
 def _wanted(folder: Path) -> set[str]:
     """Return the packages that a folder's lists and its Dockerfile name with a version."""
     texts = (file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file())
-    return {_plain(name) for text in texts for name in re.findall(r"\b([\w.-]+)==", text)}
-
-
-def _plain(name: str) -> str:
-    """Return a package's name as package indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return {name for text in texts for name in re.findall(r"\b([\w.-]+)==", text)}

@@ -20,10 +20,13 @@ from typing import Any
 import yaml
 
 from deploy.errors import ConfigError
-from deploy.planning.inventory import Gpu, Inventory, inventory_from
-
-FIRST_RENDER_MINOR = 128
-ROCM_GROUPS = (44, 109)
+from deploy.planning.inventory import (
+    FIRST_RENDER_MINOR,
+    ROCM_GROUPS,
+    Gpu,
+    Inventory,
+    inventory_from,
+)
 
 _VENDORS = ("cuda", "rocm")
 _MAX_COUNT = 1024

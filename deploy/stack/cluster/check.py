@@ -22,7 +22,6 @@ from deploy.stack.cluster.overlay import VendorStack
 from deploy.stack.cluster.pods import (
     TMP_SIZE,
     code_source,
-    container_of,
     labels,
     locked_down,
     of_secret,
@@ -33,7 +32,7 @@ from deploy.stack.cluster.pods import (
     tls_mounts,
 )
 from deploy.stack.layout import HUB_TOKEN, KV_KEY, SECRETS
-from deploy.stack.service import Service
+from deploy.stack.service import Service, container_of
 
 NAME = "check"
 # The program, as Python finds it, and where it finds what it may import.

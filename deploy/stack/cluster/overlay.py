@@ -15,13 +15,12 @@ from deploy.stack.cluster.pods import (
     LEAVES_S,
     code_source,
     container_name,
-    container_of,
     locked_down,
     ports,
     small_resources,
 )
 from deploy.stack.layout import ENGINE_CACHE, HUB_CACHE, MODELS
-from deploy.stack.service import Service
+from deploy.stack.service import Service, container_of, escaped
 
 HUB, CACHE = "hub", "cache"
 _ROUTERS = 2
@@ -99,9 +98,9 @@ def patch(service: Service, stack: VendorStack) -> Object:
         "name": container_name(service.role),
         "image": container.image,
         "command": [service.argv[0]],
-        "args": [_escaped(argument) for argument in (*service.argv[1:], *leave)],
+        "args": [escaped(argument) for argument in (*service.argv[1:], *leave)],
         "env": [
-            {"name": name, "value": _escaped(text)} for name, text in sorted(service.env.items())
+            {"name": name, "value": escaped(text)} for name, text in sorted(service.env.items())
         ],
         "resources": _resources(service, stack.plan),
     }
@@ -118,11 +117,6 @@ def patch(service: Service, stack: VendorStack) -> Object:
         "metadata": {"name": workload(service.role)},
         "spec": spec,
     }
-
-
-def _escaped(text: str) -> str:
-    """Return a text in which Kubernetes finds no variable."""
-    return text.replace("$", "$$")
 
 
 def _resources(service: Service, plan: Plan) -> Object:

@@ -11,7 +11,7 @@ from typing import Any
 from deploy.stack.cluster.code import CodeMap, code_of
 from deploy.stack.cluster.layout import FILLED, is_engine, workload
 from deploy.stack.layout import CONNECTOR, HUB_TOKEN, MODELS, ROUTER, ROUTER_CONTROL, SECRETS
-from deploy.stack.service import ConfigFile, Container, Service, ServiceRole
+from deploy.stack.service import ConfigFile, Service, ServiceRole, container_of
 
 SECRET = "pdkit"  # noqa: S105 - the name of the Secret
 CONFIG = "/config"
@@ -44,13 +44,6 @@ for file in Path("{CONFIG}").glob("[!.]*"):
 def labels(stack: str, role: str) -> dict[str, str]:
     """Return the labels by which a role's pods are found."""
     return {NAME_LABEL: "pdkit", STACK_LABEL: stack, ROLE_LABEL: role}
-
-
-def container_of(service: Service) -> Container:
-    """Return a service's container."""
-    if service.container is None:
-        raise ValueError(f"{service.name} is not a container")
-    return service.container
 
 
 def pod_template(service: Service, stack: str, program: Sequence[str]) -> dict[str, Any]:
