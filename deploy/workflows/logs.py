@@ -42,8 +42,3 @@ def chosen_services(source: Launcher, name: str, service: str | None) -> tuple[s
             hint=f"deploy logs {services[0]} --name {name}",
         )
     return (service,)
-
-
-def tail(source: Launcher, services: tuple[str, ...], count: int) -> list[tuple[str, str]]:
-    """Return (service, line) for the last lines of each service."""
-    return [(name, line) for name in services for line in source.log_lines(name, count)]

@@ -78,12 +78,12 @@ def logs(
     """Print the last lines of each service's log."""
     from deploy.runtime.home import Home
     from deploy.runtime.logs import follow as following
-    from deploy.workflows.logs import chosen_services, log_source, tail
+    from deploy.workflows.logs import chosen_services, log_source
 
     chosen = stack_name(name)
     source = log_source(Home.from_environ(), chosen)
     services = chosen_services(source, chosen, service)
-    found = tail(source, services, lines)
+    found = [(who, line) for who in services for line in source.log_lines(who, lines)]
 
     def shown(who: str, line: str) -> str:
         return line if len(services) == 1 else f"{who} | {line}"

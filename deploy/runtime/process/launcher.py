@@ -23,6 +23,7 @@ from deploy.runtime.process.front import LISTEN_ENV, ask, end, is_bound, is_ther
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord
 from deploy.runtime.store import SocketStore, open_store
+from deploy.runtime.usage import resident_bytes
 from deploy.stack.service import Service, Stack
 
 # Set in every process of a stack, so that they can be found even without a state file.
@@ -41,13 +42,9 @@ class Launched:
     started_monotonic: float
 
     @property
-    def exit_code(self) -> int | None:
-        """The exit code (minus a signal's number), or None while it runs."""
-        return self.process.poll()
-
-    @property
     def ended(self) -> str | None:
-        return None if self.exit_code is None else describe_exit(self.exit_code)
+        code = self.process.poll()
+        return None if code is None else describe_exit(code)
 
 
 class ProcessLauncher:
@@ -163,7 +160,8 @@ class ProcessLauncher:
 
     def resident_mib(self, record: ServiceRecord) -> int:
         """Return the resident memory of the service and all it started."""
-        return sessions.resident_mib(sessions.session_members(record.pid, record.start_time))
+        members = sessions.session_members(record.pid, record.start_time)
+        return resident_bytes(members) // 2**20
 
     def environment(self, record: ServiceRecord) -> Mapping[str, str]:
         """Return the environment the service really runs with; empty if it does not run."""

@@ -19,8 +19,6 @@ from pathlib import Path
 
 import psutil
 
-from deploy.runtime.usage import resident_bytes
-
 _POLL_S = 0.05
 _TRACKER_GRACE_S = 1.0
 _KILL_ROUNDS = 10  # one round is enough, unless a process starts others or hangs on a dead disk
@@ -161,11 +159,6 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
     except psutil.Error:
         return False
-
-
-def resident_mib(members: Iterable[psutil.Process]) -> int:
-    """Return the resident memory of processes, shared pages counted in each."""
-    return resident_bytes(members) // 2**20
 
 
 def _members(sessions: Mapping[int, float]) -> list[psutil.Process]:

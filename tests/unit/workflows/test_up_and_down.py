@@ -32,7 +32,7 @@ from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows import up
 from deploy.workflows.bench.facts import up_extra_s
 from deploy.workflows.down import stop_stack
-from deploy.workflows.logs import chosen_services, log_source, tail
+from deploy.workflows.logs import chosen_services, log_source
 from deploy.workflows.running import require_running, require_stack
 from deploy.workflows.start import _batches
 from deploy.workflows.status import stack_status
@@ -105,8 +105,8 @@ def test_an_engine_that_dies_takes_all_down_and_leaves_its_log(
     assert not stack_status(lab.home, "pdkit").up
     assert {file for file in lab.files() if "/logs/" not in file} == set()
     source = log_source(lab.home, "pdkit")
-    lines = tail(source, chosen_services(source, "pdkit", "consumer-0"), 1)
-    assert lines == [("consumer-0", "RuntimeError: the weights are corrupt")]
+    (name,) = chosen_services(source, "pdkit", "consumer-0")
+    assert source.log_lines(name, 1) == ("RuntimeError: the weights are corrupt",)
     monkeypatch.delenv("STAND_IN_DIES")
     lab.up(lab.spec())
     assert stack_status(lab.home, "pdkit").healthy, "and the next start is not in its way"

@@ -79,7 +79,7 @@ class TestStart:
         assert record.starts == 1
         assert Path(record.log) == launcher.log_path("engine")
         assert launcher.state(record) == "running"
-        assert launched.exit_code is None
+        assert launched.ended is None
 
     def test_files_hold_the_secret_and_only_the_owner_reads_them(
         self, start: Start, home: StackHome

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from deploy.runtime.process import sessions
+from deploy.runtime.usage import resident_bytes
 from tests.unit.runtime.conftest import Spawn
 
 Eventually = Callable[..., None]
@@ -187,13 +188,13 @@ class TestMembers:
     ) -> None:
         leader, _ = self.family(spawn, log, eventually)
         members = sessions.session_members(leader.pid, started(leader))
-        assert sessions.resident_mib(members) > sessions.resident_mib(members[:1]) > 0
+        assert resident_bytes(members) > resident_bytes(members[:1]) > 0
 
     def test_memory_of_one_that_ended_meanwhile(self, spawn: Spawn) -> None:
         process = spawn("pass")
         members = [psutil.Process(process.pid)]
         process.wait()
-        assert sessions.resident_mib(members) == 0
+        assert resident_bytes(members) == 0
 
 
 class TestEnding:
