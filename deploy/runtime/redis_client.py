@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deploy.metrics.store_stats import StoreStats
-from deploy.runtime.store import Refusal, Scan, manner, optional_int, traffic
+from deploy.runtime.store import Refusal, Scan, stats_from
 
 
 def server_stats(client: Any) -> StoreStats:
@@ -16,20 +16,9 @@ def server_stats(client: Any) -> StoreStats:
         RedisError, OSError: it does not answer, or does not let the user in.
     """
     info = if_allowed(client.info) or {}
-    commands = if_allowed(client.info, "commandstats")
-    calls = commands and [
-        int(commands.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in ("flushall", "flushdb")
-    ]
-    return StoreStats(
-        keys=optional_int(if_allowed(client.dbsize)),
-        used_memory_bytes=optional_int(info.get("used_memory")),
-        max_memory_bytes=optional_int(info.get("maxmemory")),
-        evicted_keys=optional_int(info.get("evicted_keys")),
-        flushes=sum(calls) if calls else None,
-        run_id=str(info["run_id"]) if "run_id" in info else None,
-        **traffic(info),
-        **manner(info),
-    )
+    commands = if_allowed(client.info, "commandstats") or {}
+    keys = if_allowed(client.dbsize)
+    return stats_from({**info, **commands}, None if keys is None else int(keys))
 
 
 def refusal_of(client: Any) -> Refusal | None:

@@ -18,6 +18,7 @@ _MOST_MARKED = 1 << 20
 # First words of errors: the server serves all the same; it does not let this client in.
 _NO_REFUSAL = ("NOPERM", "LOADING")
 _DENIED = ("NOAUTH", "WRONGPASS")
+_FLUSHES = ("flushall", "flushdb")
 
 # A page of keys: cursor, pattern and count → the next cursor and keys.
 Scan = Callable[[int, str, int], tuple[int, list[bytes]]]
@@ -85,71 +86,56 @@ def marked_keys(scan: Scan, mark: str) -> set[bytes]:
     return found
 
 
-def stats_from(info: Mapping[str, Any], calls: Mapping[str, int], keys: int) -> StoreStats:
-    """Return a reading, from INFO's fields, calls by command, and the number of keys.
+def stats_from(info: Mapping[str, Any], keys: int | None) -> StoreStats:
+    """Return a reading.
+
+    Args:
+        info: the fields of INFO and of INFO commandstats that are known, as text or as redis-py
+            parses them.
 
     Raises:
-        KeyError, ValueError: a field is missing or no number.
+        ValueError: a field is no number.
     """
+
+    def number(name: str) -> int | None:
+        return int(info[name]) if name in info else None
+
+    errors = {
+        name.removeprefix("errorstat_"): _part(value, "count")
+        for name, value in info.items()
+        if name.startswith("errorstat_")
+    }
+    counted = any(name.startswith("cmdstat_") for name in info)
+    flushes = sum(_part(info.get(f"cmdstat_{name}", ""), "calls") for name in _FLUSHES)
     return StoreStats(
         keys=keys,
-        used_memory_bytes=int(info["used_memory"]),
-        max_memory_bytes=int(info["maxmemory"]),
-        evicted_keys=int(info["evicted_keys"]),
-        flushes=sum(calls.get(name, 0) for name in ("flushall", "flushdb")),
-        run_id=str(info["run_id"]),
-        **traffic(info),
-        **manner(info),
+        used_memory_bytes=number("used_memory"),
+        max_memory_bytes=number("maxmemory"),
+        evicted_keys=number("evicted_keys"),
+        flushes=flushes if counted else None,
+        run_id=str(info["run_id"]) if "run_id" in info else None,
+        commands=number("total_commands_processed"),
+        received_bytes=number("total_net_input_bytes"),
+        sent_bytes=number("total_net_output_bytes"),
+        clients=number("connected_clients"),
+        errors=errors,
+        policy=str(info.get("maxmemory_policy") or "") or None,
+        replica=str(info.get("role", "")) == "slave",
+        version=str(info["redis_version"]) if "redis_version" in info else None,
     )
+
+
+def _part(value: Any, name: str) -> int:
+    """Return one number of a field such as 'calls=3,usec=9'; 0 without it."""
+    if isinstance(value, Mapping):
+        return int(value.get(name, 0))
+    return int(str(value).partition(f"{name}=")[2].partition(",")[0] or 0)
 
 
 def info_fields(text: str) -> dict[str, str]:
     """Return the fields of what INFO answers."""
     lines = (line.strip().partition(":") for line in text.splitlines())
     return {name: value for name, colon, value in lines if colon}
-
-
-def calls_of(fields: Mapping[str, str]) -> dict[str, int]:
-    """Return command → calls from fields such as 'cmdstat_get:calls=3,usec=…'."""
-    return {
-        name.removeprefix("cmdstat_"): int(value.partition("calls=")[2].partition(",")[0])
-        for name, value in fields.items()
-        if name.startswith("cmdstat_")
-    }
-
-
-def traffic(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a server has served."""
-    return {
-        "commands": optional_int(info.get("total_commands_processed")),
-        "received_bytes": optional_int(info.get("total_net_input_bytes")),
-        "sent_bytes": optional_int(info.get("total_net_output_bytes")),
-        "clients": optional_int(info.get("connected_clients")),
-    }
-
-
-def manner(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a server behaves: its errors so far, its policy, its release, and so on."""
-    errors = {
-        name.removeprefix("errorstat_"): int(dict(value).get("count", 0))
-        if isinstance(value, Mapping)
-        else int(str(value).partition("count=")[2] or 0)
-        for name, value in info.items()
-        if name.startswith("errorstat_")
-    }
-    policy = info.get("maxmemory_policy")
-    replica = str(info.get("role", "")) == "slave"
-    return {
-        "errors": errors,
-        "policy": str(policy) if policy else None,
-        "replica": replica,
-        "version": str(info["redis_version"]) if "redis_version" in info else None,
-    }
-
-
-def optional_int(value: Any) -> int | None:
-    """Return a field as a number; None if it is missing."""
-    return None if value is None else int(value)
 
 
 class SocketStore:
@@ -180,11 +166,9 @@ class SocketStore:
         """Return a reading, or None if Redis does not answer."""
         ask = self._redis.ask
         try:
-            info, commands = (
-                info_fields(_text(ask(*words))) for words in (("INFO",), ("INFO", "commandstats"))
-            )
-            return stats_from(info, calls_of(commands), _count(ask("DBSIZE")))
-        except (RedisError, OSError, KeyError, ValueError):
+            info = info_fields(_text(ask("INFO")) + _text(ask("INFO", "commandstats")))
+            return stats_from(info, _count(ask("DBSIZE")))
+        except (RedisError, OSError, ValueError):
             return None
 
     def marked_keys(self, mark: str) -> set[bytes] | None:

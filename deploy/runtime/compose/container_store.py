@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.compose.containers import FoundContainer
-from deploy.runtime.store import Refusal, calls_of, info_fields, stats_from
+from deploy.runtime.store import Refusal, info_fields, stats_from
 from deploy.stack.layout import SECRETS
 
 # The password goes to redis-cli by stdin: arguments and environments are visible to others.
@@ -58,8 +58,8 @@ class ContainerStore:
         fields = info_fields(answer)
         keys = next((int(line) for line in answer.split("\n") if line.strip().isdigit()), None)
         try:
-            return stats_from(fields, calls_of(fields), keys) if keys is not None else None
-        except (KeyError, ValueError):
+            return stats_from(fields, keys) if keys is not None else None
+        except ValueError:
             return None
 
     def marked_keys(self, mark: str) -> set[bytes] | None:
