@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from deploy.errors import MissingTool
 from deploy.runtime.compose.docker import last_line, run_docker
-from deploy.runtime.host import START_FOLDER
+from deploy.runtime.host import run_python
 from deploy.stack.containers import call_filter
 from deploy.stack.layout import CONNECTOR
 from deploy.stack.service import DeviceAccess
@@ -59,8 +58,7 @@ class FixReports:
 @cache
 def known_fixes(connector: Path) -> dict[str, tuple[str, str]]:
     """Return id → title and upstream link of every fix, asked of the connector itself, once."""
-    command = (sys.executable, *_MODULE, "--list")
-    done = _run(command, {**os.environ, "PYTHONPATH": str(connector)})
+    done = _run(sys.executable, "--list", {"PYTHONPATH": str(connector)})
     return {fix["id"]: (fix["title"], fix["link"]) for fix in json.loads(done.stdout)}
 
 
@@ -74,8 +72,8 @@ def fixes_of_interpreter(
     Raises:
         MissingTool: it has no LMCache, or does not run.
     """
-    full = {**os.environ, **environ, **_variables(connector, environ)}
-    return _parsed(_run((python, *_MODULE, "--json"), full), python)
+    full = {**environ, **_variables(connector, environ)}
+    return _parsed(_run(python, "--json", full), python)
 
 
 def fixes_of_image(
@@ -126,20 +124,12 @@ def _options(name: str, values: Iterable[str]) -> tuple[str, ...]:
     return tuple(part for value in values for part in (name, value))
 
 
-def _run(command: Sequence[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _run(python: str, option: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            command,
-            env=environ,
-            cwd=START_FOLDER,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        return run_python(python, *_MODULE, option, environ=environ, timeout_s=_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise MissingTool(
-            f"{command[0]} does not run as a Python interpreter ({exc})",
+            f"{python} does not run as a Python interpreter ({exc})",
             hint="set engine.python in deploy.yaml",
         ) from exc
 

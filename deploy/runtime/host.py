@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -10,15 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from deploy.errors import MissingTool, NotEnoughMemory
 from deploy.home_folder import expanded
 from deploy.runtime.cgroup import MOUNT, read_limits
 from deploy.stack.layout import GRAFANA_HOME
 
-# Where interpreters are started: Python imports what lies in the folder that it is started in, and
-# the user's current one may be anybody's.
-START_FOLDER = "/"
 _PROBE_TIMEOUT_S = 60
 _CGROUP = MOUNT
 _MEMINFO = Path("/proc/meminfo")
@@ -213,16 +212,33 @@ def _located(path: Path) -> Path:
     return expanded(path).absolute()
 
 
+def run_python(
+    python: str,
+    *arguments: str,
+    timeout_s: float,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter; `environ` is set on top of this process' own.
+
+    Raises:
+        OSError, SubprocessError: it does not run, or not to its end; with `check`, it failed.
+    """
+    return subprocess.run(
+        (python, *arguments),
+        env={**os.environ, **environ},
+        # Python imports what lies in the folder that it is started in, which may be anybody's.
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=check,
+    )
+
+
 def _probe(python: str, program: str, *arguments: str) -> str:
     try:
-        done = subprocess.run(
-            (python, "-c", program, *arguments),
-            cwd=START_FOLDER,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-        )
+        done = run_python(python, "-c", program, *arguments, timeout_s=_PROBE_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as exc:
         raise MissingTool(
             f"{python} does not run as a Python interpreter",

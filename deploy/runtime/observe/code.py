@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from deploy.doctor.seen import EngineCode
 from deploy.errors import MachineError
 from deploy.runtime.compose.docker import last_line, run_docker
 from deploy.runtime.fixes import device_options
-from deploy.runtime.host import START_FOLDER
+from deploy.runtime.host import run_python
 from deploy.stack.service import DeviceAccess
 
 _TIMEOUT_S = 60
@@ -100,14 +99,8 @@ print(json.dumps(found))
 def code_of_interpreter(python: str, environ: Mapping[str, str], *, gpus: bool) -> EngineCode:
     """Return what an interpreter holds; `environ` is set on top of this process' own."""
     try:
-        done = subprocess.run(
-            (python, "-c", PROGRAM, *_words(gpus)),
-            env={**os.environ, **environ},
-            cwd=START_FOLDER,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+        done = run_python(
+            python, "-c", PROGRAM, *_words(gpus), environ=environ, timeout_s=_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError) as exc:
         return EngineCode(python, trouble=f"it does not run ({type(exc).__name__})")
