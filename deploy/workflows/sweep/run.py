@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -24,6 +24,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import CheckFailed, MachineUnfit, NotEnoughMemory, PortTaken, StackUnhealthy
 from deploy.workflows.bench import BenchOptions
 from deploy.workflows.prepare import Report
+from deploy.workflows.sweep.live import LiveStacks
 
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR,
@@ -34,26 +35,10 @@ _START_S, _ENGINE_START_S, _GPU_START_S = 15.0, 10.0, 180.0
 _STEPS = 4  # that a search takes, once it knows where to begin
 
 
-class Stacks(Protocol):
-    """Starts stacks, loads them and stops them, one at a time."""
-
-    def up(self, spec: StackSpec) -> None:
-        """Start a stack with this spec, and wait until it serves."""
-        ...
-
-    def load(self, options: BenchOptions, folder: Path) -> Result:
-        """Benchmark the stack that is up; the result is kept in `folder`."""
-        ...
-
-    def down(self) -> None:
-        """Stop the stack that is up."""
-        ...
-
-
 def run_sweep(
     folder: Path,
     sweep: Sweep,
-    stacks: Stacks,
+    stacks: LiveStacks,
     specs: Mapping[str, StackSpec],
     options: BenchOptions,
     report: Report,
@@ -103,7 +88,7 @@ def _one_run(
     folder: Path,
     sweep: Sweep,
     which: tuple[str, int],
-    stacks: Stacks,
+    stacks: LiveStacks,
     spec: StackSpec,
     options: BenchOptions,
 ) -> tuple[SweepRun, Result | None]:
