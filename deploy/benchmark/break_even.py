@@ -43,7 +43,12 @@ def speeds_at_ends(result: Result) -> dict[str, Speeds]:
 def _speeds(result: Result, repeats: Sequence[Repeat]) -> Speeds | None:
     token_bytes = result.model.kv_bytes_a_token
     prefill = [speed for one in repeats if (speed := _prefill_tokens_s(one))]
-    paths = [one.redis_path for one in repeats if one.redis_path and one.redis_path.load_gb_s > 0]
+    # Engines do not tell how long they wait for LMCache's server, nor how fast it loads for them.
+    paths = [
+        path
+        for one in repeats
+        if (path := one.redis_path) and path.load_gb_s > 0 and not path.by_server
+    ]
     if not (token_bytes and prefill and paths):
         return None
     return Speeds(

@@ -17,10 +17,10 @@ _FORMAT = "docs/reference/bench.md shows the format"
 
 
 def fitting_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], list[int]]:
-    """Return what `read_lines` does; nothing for a workload without a file.
+    """Return a file's usable lines and the numbers of those skipped; none of both without a file.
 
     Raises:
-        UsageError: a request of the workload does not fit the model's context; or of `read_lines`.
+        UsageError: the workload does not fit the model's context, or its file cannot be used.
     """
     if options.name in FILE_WORKLOADS:
         return read_lines(options, context)

@@ -56,7 +56,9 @@ class HitTokens(StrictModel):
     local: int = Field(description="found in the engines' own prefix caches")
     computed: int = Field(description="prefilled by any engine")
     queried: int | None = Field(
-        None, description="consumers asked the store for these: all that they did not hold"
+        None,
+        description="consumers (of an aggregated stack: engines) asked the store for these: all "
+        "that they did not hold",
     )
 
 
@@ -86,6 +88,7 @@ class RedisPathUse(StrictModel):
     ranks: int = Field(
         1, description="ranks of an engine that store and load side by side, each at these speeds"
     )
+    by_server: bool = Field(False, description="LMCache's server moved it, for all engines")
 
 
 class GpuUse(StrictModel):

@@ -36,7 +36,7 @@ class ServiceRecord:
 
 @dataclass(frozen=True)
 class StateFile:
-    """A state file, as far as a stack of any version has to be found and stopped.
+    """A state file, as far as a stack has to be found and stopped.
 
     Attributes:
         runtime, stop_s, redis_client: as the stack was planned; "" and None if the file does not

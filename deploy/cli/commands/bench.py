@@ -131,8 +131,7 @@ def bench(  # noqa: PLR0913 - one parameter an option
     options = BenchOptions(
         sent, rate, concurrency, requests, repeats=repeats or 3, warmup=warmup, seed=seed,
         slo=None if slo is None else parse_slo(slo), slo_share=slo_share, find_rate=find_rate,
-        whole_file=not find_rate, steps=steps, timeout_s=timeout,
-        within=within / 100 if within else None,
+        steps=steps, timeout_s=timeout, within=within / 100 if within else None,
     )  # fmt: skip
     return _answer(Home.from_environ(), stack_name(name), options, out)
 

@@ -29,10 +29,10 @@ Pages = Mapping[str, MetricsPage]
 
 
 def read_pages(running: RunningStack) -> Pages:
-    """Return every engine's metrics page, and that of LMCache's server where there is one.
+    """Return every engine's metrics page, and that of LMCache's server if it answers.
 
     Raises:
-        ApiError: one does not answer.
+        ApiError: an engine does not answer.
     """
     engines = running.prepared.plan.engines
     with ThreadPoolExecutor(max_workers=len(engines)) as pool:
@@ -86,9 +86,12 @@ def hit_tokens(
 
 
 def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathUse | None:
-    """Return what went to and from Redis; None where LMCache's own client moves it."""
+    """Return what went to and from Redis.
+
+    None where LMCache's own client moves it, or its server did not answer.
+    """
     plan = running.prepared.plan
-    page = _counted(after, before, after)
+    page = _counted(before.keys() & after.keys(), before, after)
     path = StorePath.read(page.samples)
     if path is None:
         return None
@@ -106,7 +109,9 @@ def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathU
         late=round(path.late),
         store_cpu_s=page.total(_CPU, operation="store"),
         load_cpu_s=page.total(_CPU, operation="load"),
+        # The server moves one value of a task after the other, those of all ranks.
         ranks=1 if plan.kv_server else plan.limits.ranks,
+        by_server=plan.kv_server is not None,
     )
 
 
@@ -166,7 +171,7 @@ def _total(page: MetricsPage, name: str) -> int:
 
 
 def _counted(names: Iterable[str], before: Pages, after: Pages) -> MetricsPage:
-    pages = (after[name].since(before.get(name, MetricsPage())) for name in names)
+    pages = (after[name].since(before[name]) for name in names)
     return sum(pages, MetricsPage())
 
 

@@ -44,7 +44,8 @@ class BenchOptions:
         rate: requests per second, with Poisson arrivals; None for a closed loop.
         concurrency: requests in flight in a closed loop; None means one per engine.
         requests: of a pass; None means enough for a few seconds, or all of a file.
-        whole_file: a pass has all of a workload's file; else as much of it as of other workloads.
+        whole_file: a pass has all lines of a workload's file; else, and while a rate is searched,
+            as many as any other workload has requests.
         within: choose how many repeats, or rounds of a sweep, from the noise of the first five, so
             that the result is about ± this share of itself; None leaves their number as it is.
         warmup: requests before the first repeat; None means two per engine.
@@ -126,7 +127,8 @@ class BenchSession:
     def is_replay(self) -> bool:
         """Whether a trace sets the arrivals."""
         options = self.options
-        return options.workload.name == "trace" and options.rate is options.concurrency is None
+        chosen = options.find_rate or options.rate or options.concurrency
+        return options.workload.name == "trace" and not chosen
 
     @property
     def concurrency(self) -> int | None:
@@ -139,7 +141,7 @@ class BenchSession:
         """Return the requests of a pass."""
         if self.options.requests:
             wanted = self.options.requests
-        elif self.lines and self.options.whole_file:
+        elif self.lines and self.options.whole_file and not self.options.find_rate:
             wanted = self.lines
         elif rate:
             wanted = max(_LEAST_REQUESTS, round(rate * self.options.pass_s))

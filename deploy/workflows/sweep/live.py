@@ -10,7 +10,7 @@ from deploy.benchmark.dataset import fitting_lines
 from deploy.benchmark.results import Result
 from deploy.benchmark.workloads import WorkloadOptions
 from deploy.config.spec import StackSpec
-from deploy.errors import CheckFailed, PortTaken, StateError, UsageError
+from deploy.errors import CheckFailed, ConfigError, PortTaken, StateError, UsageError
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
 from deploy.workflows.bench import BenchOptions, bench_stack
@@ -84,8 +84,7 @@ class LiveStacks:
         """Check that a stack could be started beside what runs here. Starts nothing.
 
         Raises:
-            ConfigError: it cannot be planned.
-            UsageError: the workload does not fit its context, or its file cannot be used.
+            ConfigError: it cannot be planned, or the workload does not fit its context.
             MachineError: this machine lacks something, or other stacks hold it.
         """
         planned = prepare_here(spec, self._home, self._once)
@@ -94,7 +93,10 @@ class LiveStacks:
         require_host_memory(planned, planned.stack.services)
         require_ports(planned, self._home, planned.stack.services)
         if planned.plan.max_model_len:
-            fitting_lines(workload, planned.plan.max_model_len)
+            try:
+                fitting_lines(workload, planned.plan.max_model_len)
+            except UsageError as exc:
+                raise ConfigError(exc.message, hint=exc.hint) from exc
 
     def _once(self, line: str) -> None:
         """Report a line once that every stack of a sweep would repeat."""

@@ -21,7 +21,7 @@ from deploy.benchmark.starting_rate import starting_rate
 from deploy.benchmark.statistics import LEAST_REPEATS
 from deploy.benchmark.sweep import BEST_FILE, Sweep, SweepRun, judge, write_sweep
 from deploy.config.spec import StackSpec
-from deploy.errors import CheckFailed, MachineUnfit, NotEnoughMemory, PortTaken, StackUnhealthy
+from deploy.errors import CheckFailed, MachineUnfit, NotEnoughMemory, StackUnhealthy
 from deploy.workflows.bench import BenchOptions
 from deploy.workflows.prepare import Report
 from deploy.workflows.sweep.live import LiveStacks
@@ -45,8 +45,9 @@ def run_sweep(
 ) -> Sweep:
     """Do the runs that are left, and judge them. The options' rate is where the search begins.
 
-    A topology that fails once is not tried again. Interrupted, finished runs are kept, and nothing
-    stays up.
+    A topology that fails once is not tried again; one without memory before its first run is left
+    out, as those are for which there is none at the start. Interrupted, finished runs are kept, and
+    nothing stays up.
 
     Raises:
         MachineError, UsageError: what would stop every run, such as a full disk.
@@ -57,7 +58,14 @@ def run_sweep(
         while sweep.left:
             name, number = sweep.left[0]
             report(_progress(sweep, name, number, options))
-            run, result = _one_run(folder, sweep, (name, number), stacks, specs[name], options)
+            try:
+                run, result = _one_run(folder, sweep, (name, number), stacks, specs[name], options)
+            except NotEnoughMemory as exc:
+                if sweep.of(name):
+                    raise
+                report(f"left out: {name}: {exc.message}")
+                sweep = _without(sweep, name, exc.message)
+                continue
             report(f"{name}: {_said(run)}")
             sweep = _with_run(sweep, run, result)
             if options.within and not sweep.left and sweep.rounds == LEAST_REPEATS:
@@ -100,7 +108,7 @@ def _one_run(
     try:
         stacks.up(spec)
         result = stacks.load(_load_of(sweep, which, options), place)
-    except (StackUnhealthy, CheckFailed, NotEnoughMemory, PortTaken) as exc:
+    except (StackUnhealthy, CheckFailed) as exc:
         error = exc.message
     finally:
         stacks.down()
@@ -113,6 +121,12 @@ def _one_run(
         error=error,
     )
     return run, result
+
+
+def _without(sweep: Sweep, name: str, why: str) -> Sweep:
+    topologies = [one for one in sweep.topologies if one != name]
+    refused = {**sweep.refused, name: why}
+    return sweep.model_copy(update={"topologies": topologies, "refused": refused})
 
 
 def _with_run(sweep: Sweep, run: SweepRun, result: Result | None) -> Sweep:
@@ -141,9 +155,11 @@ def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> Ben
     if which[1]:
         options = replace(options, one_user_requests=0, router_requests=0)
     if options.slo is None:  # a round is a repeat
-        return replace(options, concurrency=sweep.concurrency, repeats=1, whole_file=False)
+        return replace(
+            options, concurrency=sweep.concurrency, repeats=1, within=None, whole_file=False
+        )
     start = starting_rate(sweep, *which, options.seed) or options.rate
-    return replace(options, find_rate=True, rate=start, whole_file=False)
+    return replace(options, find_rate=True, rate=start)
 
 
 def _candidate(name: str) -> Candidate:

@@ -86,7 +86,7 @@ def _none_fits(refused: Sequence[PdkitError]) -> PdkitError:
     lacking = next((one for one in refused if isinstance(one, MachineError)), None)
     return lacking or ConfigError(
         f"no topology can be planned here: {refused[0].message}",
-        hint="deploy plan with the same options",
+        hint=refused[0].hint or "deploy plan with the same options",
     )
 
 

@@ -53,6 +53,11 @@ def test_ranks_of_an_engine_load_side_by_side() -> None:
     assert found.load_gb_s == 3.2
 
 
+def test_lmcaches_server_tells_no_speeds_of_its_engines() -> None:
+    served = measured(redis_path=PATH | {"by_server": True})
+    assert measured_speeds(result(repeats=[served])) == {}
+
+
 def test_time_in_which_a_producer_looks_up_and_loads_is_not_prefill() -> None:
     stages = {"producer": {"prefill": 0.1, "load": 0.035, "lookup": 0.01, "store": 0.5}}
     (found,) = measured_speeds(result(repeats=[measured(stages=stages)])).values()

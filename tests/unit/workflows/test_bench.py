@@ -365,6 +365,14 @@ class TestTrace:
         first, second = read_requests(tmp_path)
         assert second.arrival_s - first.arrival_s >= 0.09
 
+    def test_may_be_sent_at_the_rates_of_a_search(self, bench: Bench, tmp_path: Path) -> None:
+        search = {"slo": Slo(ttft_s=100), "find_rate": True, "steps": 1}
+        result = bench(**self.options(tmp_path), **search)
+        assert result.rate_search is not None
+        assert [one.rate for one in result.repeats] == [
+            one.rate for one in result.rate_search.steps
+        ]
+
     def test_may_be_sent_in_a_closed_loop(self, bench: Bench, tmp_path: Path) -> None:
         (repeat,) = bench(**self.options(tmp_path), concurrency=1).repeats
         assert (repeat.sent, repeat.concurrency, repeat.rate) == (2, 1, None)
@@ -385,6 +393,9 @@ def test_a_part_of_a_file_is_as_much_as_of_other_workloads(bench: Bench, tmp_pat
     assert bench(**asked, whole_file=False).repeats[0].sent == 24, "eight for each of three engines"
     (tmp_path / "requests.jsonl").unlink()
     assert bench(**asked).repeats[0].sent == 30
+    (tmp_path / "requests.jsonl").unlink()
+    search = {"slo": Slo(ttft_s=100), "find_rate": True, "rate": 200.0, "steps": 1, "pass_s": 0.1}
+    assert bench(**asked, **search).repeats[0].sent == 20
 
 
 def test_dataset_of_token_ids(bench: Bench, tmp_path: Path) -> None:

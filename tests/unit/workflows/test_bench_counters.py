@@ -60,9 +60,12 @@ def test_cpu_time_of_loads_and_stores_is_separate() -> None:
 def test_lmcaches_server_moves_what_its_engines_share() -> None:
     before, after = pages(), pages()
     before["kv-server"], after["kv-server"] = parsed_page(moved(1, 1)), parsed_page(moved(4, 1))
-    path = redis_path(running(ranks=2, kv_server="kv-server"), before, after)
+    served = running(ranks=2, kv_server="kv-server")
+    path = redis_path(served, before, after)
     assert path is not None
-    assert (path.loaded_bytes, path.ranks) == (3, 1), "of whole chunks, for all ranks"
+    assert (path.loaded_bytes, path.ranks, path.by_server) == (3, 1, True)
+    del before["kv-server"]
+    assert redis_path(served, before, after) is None, "not all that it ever counted"
 
 
 def timed(requests: int, *, lookup: float, load: float, barrier: float) -> str:

@@ -154,6 +154,9 @@ class TestRuns:
         assert sweep.concurrency == 8
         assert not any(options.find_rate for _, options in stacks.loads)
         assert {(one.repeats, one.whole_file) for _, one in stacks.loads} == {(1, False)}
+        chosen = Stacks()
+        assert len(swept(home, chosen, BenchOptions(within=0.5))[1].runs) == 15
+        assert {one.within for _, one in chosen.loads} == {None}, "it chooses rounds"
         assert {run.rate for run in sweep.runs} == {2.0}
 
     def test_users_are_as_many_as_are_asked_for(self, home: Home) -> None:
@@ -192,8 +195,6 @@ class TestRuns:
             ("up 1p1d", StackUnhealthy("consumer-0 exited")),
             ("up 1p1d", CheckFailed("consumer-0 exited")),
             ("load 1p1d", StackUnhealthy("consumer-0 exited")),
-            ("up 1p1d", NotEnoughMemory("consumer-0 exited")),
-            ("up 1p1d", PortTaken("consumer-0 exited")),
         ],
     )
     def test_a_topology_that_fails_is_a_row_and_not_the_end(
@@ -207,8 +208,25 @@ class TestRuns:
         assert sweep.verdict.winner in ("2a", "2a+redis")
         assert not stacks.up_now
 
+    def test_a_topology_without_memory_is_left_out_until_there_is_some(self, home: Home) -> None:
+        little = NotEnoughMemory("9 GiB are available")
+        stopped = Stacks(faults={"up 1p1d": little, "up 2a #2": KeyboardInterrupt()})
+        with pytest.raises(KeyboardInterrupt):
+            swept(home, stopped)
+        folder, sweep = open_sweep(home, planned(), SETTINGS, None)
+        assert read_sweep(folder).refused == {"1p1d": "9 GiB are available"}
+        assert (len(sweep.runs), sweep.refused) == (3, {})
+        again = Stacks()
+        assert len(swept(home, again)[1].of("1p1d")) == 5
+
     @pytest.mark.parametrize(
-        "end", [KeyboardInterrupt(), MachineUnfit("the disk is full"), UsageError("no room")]
+        "end",
+        [
+            KeyboardInterrupt(),
+            MachineUnfit("the disk is full"),
+            PortTaken("port 18000 is taken"),
+            UsageError("no room"),
+        ],
     )
     def test_an_interrupted_sweep_leaves_no_stack_and_can_continue(
         self, home: Home, end: BaseException
@@ -426,7 +444,7 @@ class TestLive:
         with stacks.claimed():
             stacks.require(spec, workload)
             too_long = WorkloadOptions(input_tokens=TokenRange(100_000, 100_000))
-            with pytest.raises(UsageError, match="do not fit the model's context of 512"):
+            with pytest.raises(ConfigError, match="do not fit the model's context of 512"):
                 stacks.require(spec, too_long)
             assert not lab.pids()
             stacks.up(spec)
