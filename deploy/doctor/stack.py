@@ -6,7 +6,7 @@ from deploy.doctor.finding import Rule, Verdict, fail, of_outcome, ok, warn
 from deploy.doctor.seen import Seen, StackSeen
 
 
-def up(seen: Seen) -> Verdict | None:
+def _up(seen: Seen) -> Verdict | None:
     stack, name = seen.stack, seen.spec.name
     outcome = seen.outcomes.get("state")
     if outcome is not None and outcome.trouble:
@@ -46,7 +46,7 @@ def _lock(seen: Seen) -> Verdict | None:
 
 RULES = (
     Rule(
-        "stack.up", up,
+        "stack.up", _up,
         looks_at="what an earlier run of this name left: running services, state, orphans",
         fails="its state cannot be read (exit code 2)",
         warns="processes or containers run without a state file", fix="`deploy down`",
