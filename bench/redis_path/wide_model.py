@@ -17,8 +17,12 @@ NAME = "wide-random-llama"
 POSITIONS = 8192
 
 
-def make(folder: Path, *, positions: int = POSITIONS) -> Path:
-    """Write the model, for prompts of so many tokens, and return its folder."""
+def make(folder: Path, *, positions: int = POSITIONS, kv_heads: int = KV_HEADS) -> Path:
+    """Write the model, for prompts of so many tokens, and return its folder.
+
+    Args:
+        kv_heads: half of them where engines compute in float32, for as many bytes a token.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,7 +30,7 @@ def make(folder: Path, *, positions: int = POSITIONS) -> Path:
     torch.manual_seed(1)
     config = LlamaConfig(
         hidden_size=256, intermediate_size=512, num_hidden_layers=LAYERS,
-        num_attention_heads=KV_HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_SIZE,
+        num_attention_heads=KV_HEADS, num_key_value_heads=kv_heads, head_dim=HEAD_SIZE,
         vocab_size=_vocabulary(tiny), max_position_embeddings=positions, tie_word_embeddings=False,
     )  # fmt: skip
     wide = folder / NAME
