@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from deploy.benchmark.own_cost import own_cost
-from deploy.benchmark.report.cells import number, short, table
+from deploy.benchmark.report.cells import number, percent, short, table
 from deploy.benchmark.report.points import Point, StackRuns
 from deploy.benchmark.results import RouterThroughput
 from deploy.benchmark.usage import gpu_use, service_use
@@ -86,7 +86,7 @@ def _cost_row(run: StackRuns) -> Sequence[str]:
         _throughput(cost.throughput),
         _ms(cost.barrier_s),
         *(_per_gb(one) for one in (cost.store_cpu_s_gb, cost.load_cpu_s_gb)),
-        ", ".join(f"{role} {100 * share:.1f} %" for role, share in cost.connector.items()) or "-",
+        ", ".join(f"{role} {percent(share)}" for role, share in cost.connector.items()) or "-",
         "-" if cost.up_extra_s is None else f"{number(cost.up_extra_s)} s",
     )
 
@@ -124,7 +124,7 @@ def usage_section(runs: Sequence[StackRuns]) -> Iterator[str]:
         (
             run.name,
             gpu,
-            "-" if use.utilization is None else f"{100 * use.utilization:.1f} %",
+            percent(use.utilization),
             _gib(use.peak_memory_bytes),
         )
         for run in runs

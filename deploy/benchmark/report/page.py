@@ -171,7 +171,7 @@ def _result_row(point: Point) -> Sequence[str]:
         percent(hit_rate(hits, "queried")),
         percent(hit_rate(hits, "eligible")),
         str(sum(one.failed for one in point.repeats)),
-        "-" if point.noise is None else f"{100 * point.noise:.1f} %",
+        percent(point.noise),
     )
 
 

@@ -34,11 +34,14 @@ def read_pages(running: RunningStack) -> Pages:
     Raises:
         ApiError: an engine does not answer.
     """
+    return {**_engine_pages(running), **kv_server_page(running)}
+
+
+def _engine_pages(running: RunningStack) -> Pages:
     engines = running.prepared.plan.engines
     with ThreadPoolExecutor(max_workers=len(engines)) as pool:
         pages = pool.map(lambda engine: _page(running, engine.name), engines)
-        found = dict(zip((engine.name for engine in engines), pages, strict=True))
-    return {**found, **kv_server_page(running)}
+        return dict(zip((engine.name for engine in engines), pages, strict=True))
 
 
 def settled_pages(running: RunningStack, before: Pages, answered: int) -> Pages:
@@ -49,10 +52,10 @@ def settled_pages(running: RunningStack, before: Pages, answered: int) -> Pages:
     """
     deadline = time.monotonic() + _SETTLE_S
     while True:
-        pages = read_pages(running)
-        counted = _total(_counted(_names(running.prepared.plan.consumers), before, pages), FINISHED)
+        pages = _engine_pages(running)
+        counted = _total(_counted(running.prepared.plan.consumers, before, pages), FINISHED)
         if counted >= answered or time.monotonic() > deadline:
-            return pages
+            return {**pages, **kv_server_page(running)}
         time.sleep(_POLL_S)
 
 
@@ -65,8 +68,8 @@ def hit_tokens(
     beyond a prompt's last whole chunk, `eligible` is too low by that part, never too high.
     """
     plan = running.prepared.plan
-    every = _counted(_names(plan.engines), before, after)
-    ends = _counted(_names(plan.consumers), before, after)
+    every = _counted(plan.engines, before, after)
+    ends = _counted(plan.consumers, before, after)
     loaded = _total(ends, f"{EXTERNAL_HITS}_total")
     eligible = None
     if any(engine.role == "producer" for engine in plan.engines):
@@ -91,7 +94,7 @@ def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathU
     None where LMCache's own client moves it, or its server did not answer.
     """
     plan = running.prepared.plan
-    page = _counted(before.keys() & after.keys(), before, after)
+    page = _since(before.keys() & after.keys(), before, after)
     path = StorePath.read(page.samples)
     if path is None:
         return None
@@ -162,7 +165,7 @@ def _by_role(
     engines = running.prepared.plan.engines
     for role in dict.fromkeys(engine.role for engine in engines):
         mine = [one for one in engines if one.role == role]
-        yield role, _counted(_names(mine), before, after)
+        yield role, _counted(mine, before, after)
 
 
 def _total(page: MetricsPage, name: str) -> int:
@@ -170,13 +173,13 @@ def _total(page: MetricsPage, name: str) -> int:
     return round(page.total(name) or 0)
 
 
-def _counted(names: Iterable[str], before: Pages, after: Pages) -> MetricsPage:
+def _counted(engines: Sequence[EnginePlan], before: Pages, after: Pages) -> MetricsPage:
+    return _since((one.name for one in engines), before, after)
+
+
+def _since(names: Iterable[str], before: Pages, after: Pages) -> MetricsPage:
     pages = (after[name].since(before[name]) for name in names)
     return sum(pages, MetricsPage())
-
-
-def _names(engines: Sequence[EnginePlan]) -> list[str]:
-    return [one.name for one in engines]
 
 
 def _page(running: RunningStack, name: str) -> MetricsPage:
