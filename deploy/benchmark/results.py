@@ -155,7 +155,9 @@ class RateSearch(StrictModel):
 
     required_share: float
     highest_rate: float | None
-    low: float | None = Field(description="95 % interval of highest_rate")
+    low: float | None = Field(
+        description="95 % interval of highest_rate; null where no rate tried is an end"
+    )
     high: float | None
     steps: list[RateStep]
 

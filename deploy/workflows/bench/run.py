@@ -89,7 +89,7 @@ def bench_stack(
             append_requests(folder, one.load.records)
             write_result(folder, result)
         once = _once(bench)
-    search = finder.found(options.seed) if finder else None
+    search = finder.found() if finder else None
     result = result.model_copy(update={"interrupted": False, "rate_search": search, **once})
     write_result(folder, result)
     if options.one_user_requests:  # of a sweep, in the first round only

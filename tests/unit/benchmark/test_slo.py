@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 
 from deploy.benchmark.results import RequestRecord, Slo
@@ -76,11 +79,11 @@ class TestRateFinder:
     def test_the_highest_rate_that_holds_is_found(self, limit: float) -> None:
         finder = RateFinder(1.0, 0.9, 12)
         searched(finder, limit)
-        found = finder.found(0)
+        found = finder.found()
         assert found.highest_rate is not None
         assert limit / 1.1 <= found.highest_rate <= limit
         assert found.low is not None and found.high is not None
-        assert found.low <= found.highest_rate <= found.high
+        assert found.low <= found.highest_rate <= limit < found.high
 
     @pytest.mark.parametrize(
         ("limit", "rates"),
@@ -96,23 +99,23 @@ class TestRateFinder:
         finder = RateFinder(1.0, 0.9, 12)
         searched(finder, limit)
         assert len(finder.steps) == 3
-        assert limit / 1.1 <= (finder.found(0).highest_rate or 0) <= limit
+        assert limit / 1.1 <= (finder.found().highest_rate or 0) <= limit
 
     def test_many_steps_do_not_overflow(self) -> None:
         finder = RateFinder(1.0, 0.9, 40)
         searched(finder, 1e9)
-        assert finder.found(0).highest_rate == pytest.approx(1e9, rel=0.1)
+        assert finder.found().highest_rate == pytest.approx(1e9, rel=0.1)
 
     def test_a_search_ends_after_its_number_of_steps(self) -> None:
         finder = RateFinder(1.0, 0.9, 3)
         searched(finder, 1e9)
-        assert finder.found(0).highest_rate == pytest.approx(1.728)
-        assert finder.found(0).high is None  # no rate failed: nobody knows how much higher it goes
+        assert finder.found().highest_rate == pytest.approx(1.728)
+        assert finder.found().high is None  # no rate failed: nobody knows how much higher it goes
 
     def test_no_rate_is_found_if_none_holds(self) -> None:
         finder = RateFinder(1.0, 0.9, 3)
         searched(finder, 0.0)
-        assert finder.found(0).highest_rate is None
+        assert finder.found().highest_rate is None
 
     def test_few_requests_give_a_wide_interval(self) -> None:
         widths = []
@@ -121,9 +124,29 @@ class TestRateFinder:
             while (rate := finder.next_rate()) is not None:
                 good = round(count * max(0.0, 1 - rate / 40))
                 finder.add(rate, [record()] * good + [record(9)] * (count - good), Slo(ttft_s=1))
-            found = finder.found(0)
+            found = finder.found()
             widths.append((found.high or 99.0) - (found.low or 0.0))
         assert widths[0] > widths[1]
+
+
+@pytest.mark.parametrize("steepness", [3, 10, 40])
+def test_the_interval_contains_the_limit_in_95_of_100_searches(steepness: int) -> None:
+    """Requests keep the SLO by chance, the less likely the higher the rate; the limit is known.
+
+    More than 95, because a rate between two that were tried is as likely as either.
+    """
+    chance, searches, contained = random.Random(steepness), 400, 0
+    for _ in range(searches):
+        limit = chance.uniform(3, 30)
+        finder = RateFinder(limit * math.exp(chance.gauss(0, 0.3)), 0.9, 10)
+        while (rate := finder.next_rate()) is not None:
+            count = round(8 + 6 * rate)
+            keep = 1 / (1 + (rate / limit) ** steepness / 9)  # 0.9 at the limit
+            good = sum(chance.random() < keep for _ in range(count))
+            finder.add(rate, [record()] * good + [record(9)] * (count - good), Slo(ttft_s=1))
+        found = finder.found()
+        contained += (found.low or 0) <= limit <= (found.high or math.inf)
+    assert contained >= 0.93 * searches
 
 
 def test_a_percentile_is_interpolated() -> None:
