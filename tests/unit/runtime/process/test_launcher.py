@@ -265,7 +265,7 @@ class TestWaiting:
             report=lines.append,
         )
         assert set(took) == {"one", "two"}
-        assert all(0.1 <= seconds < 5 for seconds in took.values())
+        assert all(0.1 <= seconds < 30 for seconds in took.values())
         assert sorted(line.split(" after")[0] for line in lines) == ["one is ready", "two is ready"]
 
     def test_only_the_wanted_services_are_waited_for(
@@ -288,7 +288,7 @@ class TestWaiting:
         began = time.monotonic()
         with pytest.raises(StackUnhealthy) as caught:
             wait(start(SLEEPER, name="slow"), start(crashing, name="crashing"))
-        assert time.monotonic() - began < 0.2 + 1.0 + 0.5, "a second after its death, and start-up"
+        assert time.monotonic() - began < 15, "of the 30 that it may take to be ready"
         error = caught.value
         assert error.exit_code == 4
         assert "crashing died while starting (exit code 3)" in error.message
