@@ -88,7 +88,8 @@ def _connector(seen: Seen) -> Verdict | None:
         f"LMCache runs inside each engine; its successor, LMCache's server, {here}",
         "LMCache began to deprecate this mode in the third quarter of 2026 "
         "(https://github.com/LMCache/LMCache/issues/4025); no release without it is known, and the "
-        "tested pairs have it",
+        "tested pairs have it. With the server there is one more service, which takes its memory "
+        "at its start; the cache starts empty once; layerwise mode does not work",
     )
 
 

@@ -47,7 +47,8 @@ class ConnectorChoice:
 
 def chosen_connector(name: str, *, asked: bool) -> str:
     """Return in words which connector engines share KV by, and why."""
-    return f"{name}, {_WHERE[name]} ({'asked for' if asked else 'default'})"
+    only = f": {IN_ENGINES} does not work with these versions" if name == MP else ""
+    return f"{name}, {_WHERE[name]} ({'asked for' if asked else f'default{only}'})"
 
 
 def connector_choice(
