@@ -10,12 +10,13 @@ from typing import Any
 from deploy.metrics.engine import CacheCounters, EngineCounts, EngineLoad, hits_as_dict
 from deploy.metrics.events import Event
 from deploy.metrics.following import StoreInterval
-from deploy.metrics.kv_server import Tiers
+from deploy.metrics.kv_server import tiers_of
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
 from deploy.metrics.store_stats import StoreStats
 from deploy.planning.engines import DECODE, ENGINE_ROLES
+from deploy.verify.hits import Tiers
 from deploy.verify.store_path import StorePath
 
 
@@ -155,7 +156,7 @@ class Totals:
             for name, (role, page) in counted.items()
             if role in ENGINE_ROLES and name not in remote
         )
-        tiers = Tiers.of(here.cache, servers[0]) if servers else None
+        tiers = tiers_of(here.cache, servers[0]) if servers else None
         return cls(cache, ends.answers, every.path, tiers)
 
     def as_dict(self) -> dict[str, Any]:

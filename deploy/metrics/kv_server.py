@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
+from deploy.verify.hits import Tiers
 
 _USED = "lmcache_mp_l1_memory_usage_bytes"
 # In tokens of whole chunks, since the server's start. What an engine held itself is among them.
@@ -20,33 +21,22 @@ _NO_ROOM_TO_LOAD = "lmcache_mp_l2_prefetch_failure_chunks_total"
 _EVICTIONS = "lmcache_mp_l1_eviction_loop_triggered_total"
 
 
-@dataclass(frozen=True)
-class Tiers:
-    """Where the KV of prompts came from, in tokens of all engines of this host in a time.
+def tiers_of(cache: CacheCounters, server: MetricsPage | None) -> Tiers:
+    """Return where KV came from, by what engines and their server counted in the same time.
 
-    Attributes:
-        asked: tokens of prompts; those of one that a producer and a consumer get count twice.
-        local: from the engines' own prefix caches.
-        server: from the memory of LMCache's server, at least.
-        redis: from Redis, at most: the server looks a whole prompt up, also what of it an engine
-            holds itself.
-        computed: all others.
+    Args:
+        server: None where engines load from Redis themselves.
     """
+    loaded = cache.external_hits
+    # Their pages are not read at the same moment. Of one prompt, what Redis adds is its end.
+    redis = loaded if server is None else min(loaded, server.count(_FOUND_IN_REDIS))
+    computed = max(0, cache.local_queries - cache.local_hits - loaded)
+    return Tiers(cache.local_queries, cache.local_hits, loaded - redis, redis, computed)
 
-    asked: int
-    local: int
-    server: int
-    redis: int
-    computed: int
 
-    @classmethod
-    def of(cls, cache: CacheCounters, server: MetricsPage) -> Tiers:
-        """Return what engines and their server counted in the same time."""
-        loaded = cache.external_hits
-        # Their pages are not read at the same moment.
-        redis = min(loaded, server.count(_FOUND_IN_REDIS))
-        computed = max(0, cache.local_queries - cache.local_hits - loaded)
-        return cls(cache.local_queries, cache.local_hits, loaded - redis, redis, computed)
+def looked_up_tokens(server: MetricsPage) -> int:
+    """Return the tokens in whole chunks of prompts that engines asked for."""
+    return server.count(_ASKED)
 
 
 @dataclass(frozen=True)

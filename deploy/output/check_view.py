@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from deploy.output.table import percent, table, told, told_size
 from deploy.verify.eligible import is_pinned, pinned_range
-from deploy.verify.hits import Hits
+from deploy.verify.hits import Hits, Tiers, added
 from deploy.verify.report import ROUTER, CheckReport, Equivalence, StoreUse
 from deploy.verify.store_path import StorePath
 
@@ -46,13 +46,28 @@ def _reuse(report: CheckReport) -> list[str]:
     for name, phase in report.phases.items():
         if not phase.skipped:
             rows.append(_hits_row(name, phase.hits))
+    tiers = added(pair.tiers for pair in report.pairs)
     header = ("prefill → decode", "queries", "hits", "eligible", "hit rate", "eligible hit rate")
     return [
         table(header, rows),
         "",
         f"External prefix cache hit rate: {percent(total.rate)} (hits / queries of the pairs)",
         f"Eligible hit rate: {percent(total.eligible_rate)} (hits / tokens that can hit)",
+        *([_tiers_line(tiers)] if tiers else []),
     ]
+
+
+def _tiers_line(tiers: Tiers) -> str:
+    parts = {
+        "their own caches": tiers.local,
+        "LMCache's server": tiers.server,
+        "Redis": tiers.redis,
+    }
+    loaded = ", ".join(f"{count} from {name}" for name, count in parts.items() if count)
+    return (
+        f"The pairs' prompts: {tiers.asked} tokens, of which consumers had {loaded or 'none'}, "
+        f"and computed {tiers.computed}"
+    )
 
 
 def _answers_line(same: Equivalence) -> str:

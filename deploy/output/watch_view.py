@@ -8,8 +8,8 @@ from textwrap import shorten
 
 from deploy.metrics.events import Event
 from deploy.metrics.frame import EngineFrame, Frame, StoreFrame
-from deploy.metrics.kv_server import Tiers
 from deploy.output.table import duration, percent, table, told, told_size
+from deploy.verify.hits import Tiers
 
 WIDTH = 80
 EVENTS = 5

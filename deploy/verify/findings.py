@@ -38,6 +38,7 @@ class Findings:
         race: prompts through the router, whose decode follows its prefill at once.
         expected_chunks, stored_keys: chunks that prompts held, and keys that were stored for them.
             A chunk takes as many keys as its format has parts. None if unknown.
+        past_server: pair → tokens that came from Redis, though LMCache's server had just got them.
         bypassed: prompts through the router that no producer saw.
         unreached: aggregated engines that none of them saw.
         not_recomputed: producers whose answer was to be the reference, and came from the store.
@@ -64,6 +65,7 @@ class Findings:
     max_logprob_diff: float = 0.0
     expected_chunks: int = 0
     stored_keys: int | None = 0
+    past_server: dict[str, int] = field(default_factory=dict)
     bypassed: int = 0
     unreached: set[str] = field(default_factory=set)
     not_recomputed: set[str] = field(default_factory=set)
@@ -158,9 +160,7 @@ def failures(
     """
     if found.too_short:
         yield Failure(PROMPTS, found.too_short)
-    for pair in found.pairs:
-        if not pair.complete and not 1.0 > least <= pair.hits.eligible_rate <= 1.0:
-            yield Failure(pair.name, f"{pair.name}: {_loaded(pair.hits)}")
+    yield from _pair_failures(found, least)
     phases = (
         (ROUTER, found.race),
         (TURNS, found.turns),
@@ -185,6 +185,19 @@ def failures(
         yield Failure(STORE, "no key was added to Redis")
     if found.path:
         yield from _lost(found.path)
+
+
+def _pair_failures(found: Findings, least: float) -> Iterator[Failure]:
+    for pair in found.pairs:
+        if not pair.complete and not 1.0 > least <= pair.hits.eligible_rate <= 1.0:
+            yield Failure(pair.name, f"{pair.name}: {_loaded(pair.hits)}")
+    for name, tokens in found.past_server.items():
+        if not found.others:
+            yield Failure(
+                name,
+                f"{name}: {tokens} tokens came from Redis, and not from the memory of LMCache's "
+                "server, which had just got them",
+            )
 
 
 def _misrouted(found: Findings) -> Iterator[Failure]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Any
 
 
@@ -35,12 +37,48 @@ class Hits:
 
 
 @dataclass(frozen=True)
+class Tiers:
+    """Where the KV of prompts came from, in tokens.
+
+    Attributes:
+        asked: tokens of prompts; those of one that a producer and a consumer get count twice.
+        local: from the engines' own prefix caches.
+        server: from the memory of LMCache's server; of several prompts together, at least.
+        redis: from Redis; of several prompts together, at most: the server looks a whole prompt
+            up, also what of it an engine holds itself.
+        computed: all others.
+    """
+
+    asked: int = 0
+    local: int = 0
+    server: int = 0
+    redis: int = 0
+    computed: int = 0
+
+    def __add__(self, other: Tiers) -> Tiers:
+        return Tiers(*map(add, astuple(self), astuple(other)))
+
+
+def added(tiers: Iterable[Tiers | None]) -> Tiers | None:
+    """Return those of several prompts together; None without any, or if one is unknown."""
+    found = list(tiers)
+    known = [one for one in found if one is not None]
+    return sum(known, Tiers()) if known and len(known) == len(found) else None
+
+
+@dataclass(frozen=True)
 class PairResult:
-    """One producer with one consumer."""
+    """One producer with one consumer.
+
+    Attributes:
+        tiers: where the consumer got the KV of the prompts from; None if a prompt had no answer, or
+            LMCache's server does not tell.
+    """
 
     producer: str
     consumer: str
     hits: Hits
+    tiers: Tiers | None = None
 
     @property
     def name(self) -> str:

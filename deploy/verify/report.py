@@ -193,6 +193,7 @@ class CheckReport:
                     "eligible": pair.hits.eligible,
                     "hits": pair.hits.hits,
                     "eligible_rate": round(pair.hits.eligible_rate, 6),
+                    "tiers": asdict(pair.tiers) if pair.tiers else None,
                 }
                 for pair in self.pairs
             ],

@@ -88,6 +88,11 @@ def test_every_eligible_token_is_loaded_at_once(kit: Deploy, up: Any) -> None:
     assert set(up["started"]) - {"grafana"} == {*serving, "prometheus"}
     found = kit.ok("check", "--name", NAME)
     assert found["hit_rate"]["eligible_rate"] == 1.0
+    (pair,) = found["pairs"]
+    hits, asked = pair["hits"], found["hit_rate"]["queries"]
+    assert pair["tiers"] == {
+        "asked": asked, "local": 0, "server": hits, "redis": 0, "computed": asked - hits
+    }  # fmt: skip
     assert found["store_race"]["eligible_rate"] == 1.0
     assert found["turns"]["hits"] == found["turns"]["eligible"] > 0
     assert found["decode_reuse"]["hits"] == found["decode_reuse"]["eligible"] > 0

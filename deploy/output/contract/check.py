@@ -6,7 +6,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from deploy.output.contract.made import with_fields_of
 from deploy.verify import own_prompt, report
-from deploy.verify.hits import Counted, Hits
+from deploy.verify.hits import Counted, Hits, Tiers
 from deploy.verify.report import Diagnosis, EngineHealth, StoreUse
 from deploy.verify.store_path import StorePath
 
@@ -28,13 +28,19 @@ class HitRate(TypedDict):
 
 
 class Pair(TypedDict):
-    """One producer with one consumer, in tokens."""
+    """One producer with one consumer, in tokens.
+
+    Attributes:
+        tiers: where the consumer got the KV of its prompts from; null if others' requests changed
+            the counters, or LMCache's server does not tell.
+    """
 
     producer: str
     consumer: str
     eligible: int
     hits: int
     eligible_rate: float
+    tiers: Tiers | None
 
 
 class StoreRace(TypedDict):

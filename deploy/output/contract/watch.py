@@ -9,12 +9,12 @@ from typing_extensions import TypedDict
 from deploy.metrics.engine import CacheCounters, EngineLoad
 from deploy.metrics.events import Event
 from deploy.metrics.following import StoreInterval
-from deploy.metrics.kv_server import Tiers
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
 from deploy.metrics.store_stats import StoreStats
 from deploy.output.contract.check import RedisTraffic
 from deploy.output.contract.made import with_fields_of
+from deploy.verify.hits import Tiers
 
 
 @with_fields_of(CacheCounters)

@@ -17,9 +17,10 @@ from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Completion
-from deploy.verify.hits import Counted, Hits, PairResult, Phase
+from deploy.verify.hits import Counted, Hits, PairResult, Phase, Tiers, added
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.workflows.check.session import Session
+from deploy.workflows.check.tiers import TierReading
 
 # Where prompts are cut, in quarters of each chunk.
 _CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)
@@ -68,15 +69,19 @@ def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = 
         quick: cut the prompt once a chunk only.
     """
     hits = Hits()
+    tiers: list[Tiers | None] = []
     for number, length in enumerate(lengths(session)):
         prompt, tag = session.fresh(length), session.keys.new_tag()
-        missed = hits_of(session, length, 0)
+        missed, chunks = hits_of(session, length, 0), length // session.chunk
         try:
+            before = TierReading.of(session, producer, consumer)
             reference = session.computed(producer, prompt, tag)
-            stored = session.await_chunks(tag, length // session.chunk)
+            stored = session.await_chunks(tag, chunks)
             answer = session.ask(consumer, prompt, tag=tag)
+            tiers.append(before.since(session, consumer, answer, chunks * session.chunk))
         except ApiError:
             hits += missed
+            tiers.append(None)
             continue
         hits += hits_of(session, length, answer.cached_tokens)
         if answer.cached_tokens < eligible_tokens(length, session.chunk):
@@ -85,7 +90,10 @@ def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = 
         if not number:
             for cut in _cuts(session, prompt, _QUICK_CUTS if quick else _CUTS):
                 _compare_cut(session, producer, consumer, cut, tag)
-    session.found.pairs.append(PairResult(producer, consumer, hits))
+    pair = PairResult(producer, consumer, hits, added(tiers))
+    session.found.pairs.append(pair)
+    if pair.tiers and pair.tiers.redis and session.running.prepared.plan.kv_server:
+        session.found.past_server[pair.name] = pair.tiers.redis
     session.report(f"{producer} → {consumer}: {said(hits)}")
 
 

@@ -65,6 +65,7 @@ class TestUp:
         assert check["hit_rate"]["eligible_rate"] == 1.0
         assert check["hit_rate"]["hits"] == check["hit_rate"]["eligible"] > 1000
         assert 0.8 < check["hit_rate"]["rate"] < 1.0
+        assert check["pairs"][0]["tiers"]["redis"] == check["hit_rate"]["hits"]
         assert check["equivalence"]["compared"] >= 2
         assert check["equivalence"]["mismatched"] == 0
         assert check["redis"]["keys_after"] > check["redis"]["keys_before"] == 0

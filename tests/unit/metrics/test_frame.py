@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from deploy.metrics.frame import Frame
-from deploy.metrics.kv_server import Tiers
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceReading, StackReading
 from deploy.metrics.watching import next_frame
+from deploy.verify.hits import Tiers
 from deploy.verify.store_path import Sample
 from tests.unit.metrics.readings import page, reading, service, stats
 

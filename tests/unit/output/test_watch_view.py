@@ -9,11 +9,11 @@ import pytest
 
 from deploy.metrics.events import Event, remembered
 from deploy.metrics.frame import Frame
-from deploy.metrics.kv_server import Tiers
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceReading, StackReading
 from deploy.metrics.watching import next_frame
 from deploy.output.watch_view import WIDTH, watch_view
+from deploy.verify.hits import Tiers
 from deploy.verify.store_path import Sample
 from tests.unit.metrics.readings import BEGAN, page, reading, service, stats
 

@@ -39,7 +39,7 @@ REPORT = CheckReport(
 CONTRACT: dict[str, Any] = {
     "passed": None,
     "hit_rate": {"queries", "hits", "rate", "eligible", "eligible_rate"},
-    "pairs": {"producer", "consumer", "eligible", "hits", "eligible_rate"},
+    "pairs": {"producer", "consumer", "eligible", "hits", "eligible_rate", "tiers"},
     "store_race": {"gap_s", "eligible", "hits", "eligible_rate", "blurred"},
     "equivalence": {
         "compared",

@@ -12,10 +12,13 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 
 KEYS: set[bytes] = set()
+CHUNK = 64  # tokens; each question for one is a lookup
+COUNTS = {"asked": 0, "server": 0, "redis": 0}
 FAULTS = Path(os.environ["STAND_IN_FAULTS"])
 USED = """lmcache_mp_l1_memory_usage_bytes{{backend="dram"}} {}
-lmcache_mp_lookup_requested_tokens_total{{cache_salt=""}} 2
-lmcache_mp_lookup_hit_l1_tokens_total{{cache_salt=""}} 1
+lmcache_mp_lookup_requested_tokens_total{{cache_salt=""}} {}
+lmcache_mp_lookup_hit_l1_tokens_total{{cache_salt=""}} {}
+lmcache_mp_lookup_hit_l2_tokens_total{{cache_salt=""}} {}
 pdkit_store_chunks_total{{operation="store",result="stored"}} {}
 """
 
@@ -34,7 +37,13 @@ class Requests(StreamRequestHandler):
             words = [self._word() for _ in range(int(line[1:]))]
             if words[0] == b"SET":
                 KEYS.add(words[1])
+            self._count(words)
             self.wfile.write(b":%d\r\n" % (words[1] in KEYS))
+
+    def _count(self, words: list[bytes]) -> None:
+        COUNTS["asked"] += CHUNK
+        if words[0] == b"EXISTS" and words[1] in KEYS:
+            COUNTS["redis" if has_fault("server:forgets") else "server"] += CHUNK
 
     def _word(self) -> bytes:
         self.rfile.readline()
@@ -43,7 +52,7 @@ class Requests(StreamRequestHandler):
 
 class Pages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        used = USED.format(len(KEYS), len(KEYS)) + FULL * has_fault("server:full")
+        used = USED.format(len(KEYS), *COUNTS.values(), len(KEYS)) + FULL * has_fault("server:full")
         known = {
             "/healthcheck": "{}",
             "/metrics": "" if has_fault("server:silent") else used,

@@ -161,10 +161,11 @@ class Engine:
 
     def metrics(self) -> str:
         lines = []
+        own = {"queries": self.prompt_tokens, "hits": self.local_hits}
         for name, value in self.counters.items():
             for metric, shown in (
                 (f"external_prefix_cache_{name}", value),
-                (f"prefix_cache_{name}", self.local_hits),
+                (f"prefix_cache_{name}", own[name]),
             ):
                 lines += [
                     f"# TYPE vllm:{metric}_total counter",
