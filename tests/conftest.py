@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -17,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import unused_port
+
 REPO = Path(__file__).resolve().parents[1]
 SETTLED = {"PDKIT_VENDOR": "cpu", "PDKIT_RUNTIME": "process"}
 NO_HOME = "/nonexistent/home"
 NO_DOCKER = "unix:///nonexistent/docker.sock"
-
-# Above those of tests/ports.py. Each process has an order of its own.
-_PORTS = itertools.cycle(random.sample(range(32000, 32768), 768))
 
 
 @dataclass(frozen=True)
@@ -82,19 +77,6 @@ def plain_environ(*, settled: bool = True, **more: str) -> dict[str, str]:
 @pytest.fixture
 def free_port() -> int:
     return unused_port()
-
-
-def unused_port() -> int:
-    """Return a port of the loopback address that nobody listens on.
-
-    One below those that the kernel gives to outgoing connections. A client that tries a port of
-    those again and again, until a server is there, may be connected with itself and be in its way.
-    """
-    for port in _PORTS:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("the ports never end")
 
 
 @pytest.fixture(scope="session")

@@ -129,4 +129,4 @@ def test_a_slow_name_lookup_is_a_miss_in_time(server, make, monkeypatch):
     assert 0 < len(asking) <= 5
     slow.set()
     eventually(lambda: works(one, chunks), BACK_S)
-    assert one.counters.value("connects") <= 5
+    assert one.counters.value("connects") <= 10, "and not one for each time that it was missed"

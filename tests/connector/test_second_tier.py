@@ -244,9 +244,8 @@ def test_a_redis_that_is_killed_is_a_miss_and_its_return_is_noticed(started, fil
 
 
 def test_a_redis_that_hangs_is_a_miss_in_time(started, server, tmp_path):
+    started(settings_file(tmp_path, server.url)).stored(CHUNKS)
     tiers = started(settings_file(tmp_path, server.url, lookup_s=0.2, load_s=0.3, silent_s=0.2))
-    tiers.stored(CHUNKS)
-    tiers.manager.clear()
     server.stop_answering()
     try:
         assert tiers.found(CHUNKS) == (0, 0)

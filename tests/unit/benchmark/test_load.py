@@ -69,7 +69,7 @@ class TestLoops:
 
     def test_open_loop_sends_at_the_given_times(self, stage: Stage) -> None:
         stage.events = stage.closing({"prompt": [1]})
-        prompts = {0: 0.06, 1: 0.0, 2: 0.03}
+        prompts = {0: 1.0, 1: 0.0, 2: 0.5}
         loaded(stage, *(single(n, (n,), start_s=at) for n, at in prompts.items()), concurrency=None)
         assert [body["prompt"] for body in stage.bodies] == [[1], [2], [0]]
 

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.conftest import unused_port
+from tests.ports import unused_port
 from tests.unit.router.stand_in import Loop, StandIn
 
 DISAGGREGATED = ("producer-0", "producer-1", "consumer-0", "consumer-1")

@@ -30,13 +30,12 @@ import httpx
 
 from bench.faults.clients import Clients
 from bench.faults.history import BAD, Asked, History, verdict
-from tests.conftest import unused_port
-from tests.ports import free_row
+from tests.ports import free_row, unused_port
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import ROUTER
 from tests.unit.router.stand_in import Connection, Loop, StandIn
 
-ENGINES, CLIENTS, LATE_S = 24, 4, 10.0
+ENGINES, CLIENTS, LATE_S = 24, 4, 60.0
 _REQUESTS_A_TRIAL = 2  # end before the next trial begins
 PROMPTS = tuple(f"prompt {number}" for number in range(8))
 

@@ -16,7 +16,7 @@ import pytest
 from pdkit_router.engines import Engine, HealthChecker
 from pdkit_router.prefixes import PrefixGroup
 
-from tests.conftest import unused_port
+from tests.ports import unused_port
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import ROUTER, Router, Start, engines_up
 from tests.unit.router.stand_in import Loop, StandIn

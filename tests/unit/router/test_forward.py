@@ -304,7 +304,7 @@ class TestAClientThatLeaves:
                     "POST", f"http://127.0.0.1:{router.port}{COMPLETIONS}", content=body
                 )
                 with pytest.raises(httpx.ReadTimeout):
-                    request.extensions["timeout"] = {"read": 1.0}
+                    request.extensions["timeout"] = {"read": 3.0}
                     own.send(request)
                 leave.set()
 

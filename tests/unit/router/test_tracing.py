@@ -22,7 +22,7 @@ from pdkit_router.engine_side import Connections, EngineLost
 from pdkit_router.request import Request
 from pdkit_router.tracing import Tracer
 
-from tests.conftest import unused_port
+from tests.ports import unused_port
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import KEY, Router, Start
 from tests.unit.router.stand_in import Loop, StandIn
@@ -247,7 +247,7 @@ def test_the_engine_that_hangs_until_the_limit_is_marked(
     collector = StandIn(loop, "collector")
     collector.does = takes
     endpoint = f"http://127.0.0.1:{collector.port}"
-    router = start_router("--otlp-endpoint", endpoint, "--answer-s", "0.5")
+    router = start_router("--otlp-endpoint", endpoint, "--answer-s", "3")
     for consumer in router.consumers:
         consumer.does = stand_in.waits
     assert router.client.post(COMPLETIONS, json=BODY).status_code == 504

@@ -15,7 +15,7 @@ from bench.redis_server import HOST, RedisServer
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.url_store import FoundKeys, UrlStore, combined
-from tests.conftest import unused_port
+from tests.ports import unused_port
 
 Start = Callable[..., int]
 

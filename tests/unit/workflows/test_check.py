@@ -174,7 +174,7 @@ def test_an_engine_that_hangs_is_not_waited_for_again_and_again(
 
     monkeypatch.setattr(EngineApi, "complete", counting)
     # Time enough for engines that do answer.
-    monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 4.0)
     served.lines.clear()
     with_faults(fault)
     report = check(served)

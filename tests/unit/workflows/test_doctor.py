@@ -248,7 +248,7 @@ class TestDocker:
             began = time.monotonic()
             found = look(lab, runtime="compose")
         assert "no answer in 0.3 s" in failing(found)["docker.engine"]
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
     @pytest.mark.parametrize("runtime", ["auto", "compose"])
     def test_a_docker_engine_that_hangs_after_a_ping_fails(
@@ -259,7 +259,7 @@ class TestDocker:
         command.write_text("#!/bin/sh\necho 2.30.0\n")
         command.chmod(0o755)
         monkeypatch.setenv("PATH", os.pathsep.join((str(lab.folder), os.environ["PATH"])))
-        monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 3.0)
         docker_module.answering_engine.cache_clear()
         spec = lab.spec(runtime=runtime)
         with hanging_engine(lab.folder / "s") as address:
@@ -269,7 +269,7 @@ class TestDocker:
                 prepare_here(spec, lab.home, lab.lines.append)
         docker_module.answering_engine.cache_clear()
         assert failing(found)["docker.engine"] == caught.value.message
-        assert "no answer in 1 s" in caught.value.message
+        assert "no answer in 3 s" in caught.value.message
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from deploy.workflows.status import stack_status
 from deploy.workflows.survey import facts_here
 from deploy.workflows.swap import SwapTo, roll_back, swap_stack
 from deploy.workflows.user_redis import redis_url
-from tests.conftest import unused_port
+from tests.ports import unused_port
 from tests.unit.stack.cases import machine_with
 from tests.unit.workflows.conftest import Lab
 

@@ -227,10 +227,15 @@ def test_up_waits_for_what_is_being_started_again(
     loaded = held_back("consumer-0")
     old = watched.kill("consumer-0")
     eventually(lambda: watched.pid("consumer-0") != old, 20.0)
-    threading.Timer(0.3, loaded.set).start()
+    said = "the supervisor started consumer-0; waiting"
+
+    def load() -> None:
+        eventually(lambda: said in watched.lab.lines)
+        loaded.set()
+
+    threading.Thread(target=load).start()
     watched.up()
     assert loaded.is_set()
-    assert "the supervisor started consumer-0; waiting" in watched.lab.lines
 
 
 def test_up_does_not_wait_for_a_router_that_lacks_an_engine(

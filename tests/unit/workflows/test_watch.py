@@ -144,7 +144,7 @@ def test_a_hung_engine_stops_no_other(served: Lab) -> None:
     try:
         began = time.monotonic()
         frame = watch.frame()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
     finally:
         os.kill(pid, signal.SIGCONT)
     assert told(frame) == [("not_ready", "consumer-1")]

@@ -252,10 +252,10 @@ class TestEngine:
     def test_an_engine_that_hangs_after_a_ping_is_an_error(
         self, docker_command: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 0.3)
         with hanging_engine(tmp_path / "s") as address:
             docker_command(f"echo {address}")
             assert engine_answers()
+            monkeypatch.setattr(docker_module, "_ASK_TIMEOUT_S", 0.3)
             with pytest.raises(DockerUnavailable, match=r"no answer in 0\.3 s") as caught:
                 docker_info()
         assert "--runtime process" in caught.value.hint

@@ -351,7 +351,7 @@ class TestWaiting:
         monkeypatch.setattr(readiness, "_HEARTBEAT_S", 0.1)
         lines: list[str] = []
         with pytest.raises(StackUnhealthy):
-            wait(start(SLEEPER, ready_s=0.4), report=lines.append)
+            wait(start(SLEEPER, ready_s=2), report=lines.append)
         assert "still starting: engine" in lines
 
 
