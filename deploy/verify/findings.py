@@ -139,6 +139,16 @@ class Findings:
         )
 
     @property
+    def only_redis_missed(self) -> bool:
+        """Whether the pairs got all KV from LMCache's server, and it then got none from Redis."""
+        second = self.second_tier
+        return (
+            all(pair.complete for pair in self.pairs)
+            and second is not None
+            and second.hits.hits < second.hits.eligible
+        )
+
+    @property
     def miscounted(self) -> bool:
         """Whether vLLM, without other clients, counted other hits than its answers report."""
         told = sum(pair.hits.hits for pair in self.pairs)

@@ -232,7 +232,8 @@ def _store_facts(
     silent = server is not None and server.name not in seen.pages_after
     anew = server is not None and server.name in (*found.ended, *found.restarted)
     # Between hosts, KV crosses through Redis.
-    if server and (silent or anew or not plan.remote):
+    of_redis = plan.remote or found.only_redis_missed
+    if server and (silent or anew or not of_redis):
         return StoreFacts(
             reachable=not silent,
             restarted=anew,

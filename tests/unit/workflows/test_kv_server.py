@@ -100,6 +100,29 @@ def test_kv_that_redis_does_not_get_is_named(
     ]
 
 
+def test_a_redis_that_dies_behind_the_server_is_the_cause(
+    shared: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_tier, "_STORED_WITHIN_S", 0.1)
+    real = run.check_second_tier
+
+    def interrupted(session: Session) -> None:
+        kill(shared, "redis")
+        shared.faults.write_text("redis:lags")
+        real(session)
+
+    monkeypatch.setattr(run, "check_second_tier", interrupted)
+    try:
+        report = check_stack(shared.home, "pdkit", shared.lines.append)
+    finally:
+        shared.faults.unlink()
+    assert report.total.eligible_rate == 1.0
+    assert "redis exited during the check" in report.failures
+    assert [cause.code for cause in report.diagnosis] == ["store_unreachable"]
+    assert "Redis" in report.diagnosis[0].message
+    shared.up(require_stack(shared.home, "pdkit").prepared.spec)
+
+
 def test_kv_that_the_server_does_not_keep_in_its_memory_is_named(shared: Lab) -> None:
     shared.faults.write_text("server:forgets")
     try:
