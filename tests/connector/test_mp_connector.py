@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.metadata
 import json
 import os
@@ -17,8 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lmcache.integration.vllm import lmcache_mp_connector as upstream
 from lmcache.v1.multiprocess.futures import MessagingFuture
+from lmcache.v1.multiprocess.transfer_context import create_transfer_context
+from lmcache.v1.platform.devices.cpu import shm as cpu_shm
 from pdkit_connector import kv_server, mp_connector, server_life, server_stores, store_barrier
 from pdkit_connector.engine_report import WorkerReport
 from pdkit_connector.errors import ConnectorError
@@ -520,3 +524,28 @@ def test_a_process_with_a_wrong_number_cannot_share_gpu_memory(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["kv_server", "/nowhere/requests", "/nowhere/pages"])
     with pytest.raises(ConnectorError, match="cannot share GPU memory"):
         kv_server.main()
+
+
+@pytest.mark.parametrize("mode", ["lmcache_driven", "auto"])
+def test_an_engine_that_cannot_share_its_memory_does_not_fall_back_to_pickle(monkeypatch, mode):
+    """Without the mode that the kit sets, LMCache chooses pickle for CPUs by itself."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Client:
+        sent = ()
+
+        def __getattr__(self, name):
+            def send(*_arguments, **_options):
+                self.sent = (*self.sent, name)
+                raise StopAsyncIteration  # no server
+
+            return send
+
+    monkeypatch.setattr(cpu_shm, "shm_create_readwrite", full)
+    client, kv = Client(), {"layer": torch.zeros(2, 4, 16)}
+    context = create_transfer_context(kv, instance_id=1, req_client=client, mode=mode)
+    with pytest.raises(OSError if mode == "lmcache_driven" else StopAsyncIteration):
+        context.register(kv, "model", 1, 1, 1.0)
+    assert bool(client.sent) is (mode == "auto")
