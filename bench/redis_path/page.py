@@ -28,7 +28,7 @@ stock LMCache in three configurations, and through the kit's path. `python -m be
   socket, as a stack of processes uses it, and by TCP, as containers do. "Must hold" compares with
   a raw socket of the same kind.
 - **ours, no checksum**: the same with a dummy checksum.
-- **ours, second tier**: the kit's adapter for LMCache's server, by a Unix socket, between memory that
+- **ours, second tier**: the adapter for LMCache's server, by a Unix socket, between memory that
   is there already.
 
 Each runs in its own process (four for "4 engines") and uses LMCache's real memory objects. They
