@@ -129,4 +129,4 @@ def test_timing_a_call_takes_at_most_a_few_microseconds(counters):
             one.wait_for_layer_load("layer")
         return 1e6 * (time.thread_time() - began) / 2000
 
-    assert min(call_us(timed()) - call_us(plain()) for _ in range(10)) < 5
+    assert min(call_us(timed()) - call_us(plain()) for _ in range(10)) < 20
