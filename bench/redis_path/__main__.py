@@ -36,6 +36,8 @@ SIZES_MIB = (1, 4, 16, 32)
 # too, and would evict: stock clients ask for a whole prompt at once.
 REDIS_MIB = 4096
 MANY_ENGINES = 4
+# They have no Redis to ask, nor keys in it.
+_NO_LOOKUPS = ("copy", "first")
 
 
 def main() -> None:
@@ -88,7 +90,8 @@ def _measure(options: argparse.Namespace, server: Server, hiredis: Path | None) 
     if options.lookups:
         wanted = [name for name in wanted if name in report.OWN]
     with _sides(wanted, 1, server, hiredis) as ready:
-        found += report.rows(rounds.lookups(ready, options.rounds), 1, 0)
+        asking = [side for side in ready if side.name not in _NO_LOOKUPS]
+        found += report.rows(rounds.lookups(asking, options.rounds), 1, 0)
         if options.lookups:
             return found
         server.flush()
@@ -96,7 +99,7 @@ def _measure(options: argparse.Namespace, server: Server, hiredis: Path | None) 
             measured = rounds.transfers(ready, mib * MIB, options.rounds, server)
             found += report.rows(measured, 1, mib * MIB)
     if not options.quick:
-        several = [name for name in wanted if name not in ("signed", "unchecked")]
+        several = [name for name in wanted if name not in ("signed", "unchecked", *_NO_LOOKUPS)]
         with _sides(several, MANY_ENGINES, server, hiredis) as ready:
             server.flush()
             measured = rounds.transfers(ready, 16 * MIB, options.rounds, server)

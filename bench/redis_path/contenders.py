@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.redis_path.contender import PATIENCE_S, Contender, Where
+from bench.redis_path.first_tier import FirstTier, PlainCopy
 from bench.redis_path.lmcache_backend import LmcacheBackend
 from bench.redis_path.raw_sockets import RawSocket, RawUnixSocket
 from bench.redis_path.second_tier import OurSecondTier
@@ -111,6 +112,8 @@ CONTENDERS: dict[str, Callable[[Where, int], Contender]] = {
     "signed": OurPathSigned,
     "unchecked": OurPathUnchecked,
     "second": OurSecondTier,
+    "copy": PlainCopy,
+    "first": FirstTier,
 }
 
 

@@ -30,6 +30,9 @@ stock LMCache in three configurations, and through the kit's path. `python -m be
 - **ours, no checksum**: the same with a dummy checksum.
 - **ours, second tier**: the adapter for LMCache's server, by a Unix socket, between memory that
   is there already.
+- **first tier**: the memory of LMCache's server, to and from an engine's shared memory, without
+  Redis; its CPU includes the server's.
+- **a copy in memory**: one copy of the same prompt, by one thread, to memory that is there already.
 
 Each runs in its own process (four for "4 engines") and uses LMCache's real memory objects. They
 take turns in each round; numbers are medians of {rounds} rounds, ratios are the medians of the

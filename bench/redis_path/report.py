@@ -20,6 +20,8 @@ LABELS = {
     "signed": "ours, MAC",
     "unchecked": "ours, no checksum",
     "second": "ours, second tier",
+    "copy": "a copy in memory",
+    "first": "first tier",
 }
 
 
@@ -35,7 +37,7 @@ class Row:
         ours_over: median of the rounds' ratios of speed, ours by this one's.
         lowest, highest: of these ratios.
         tcp_over: the same of ours by TCP; None if that took no part.
-        second_over: the same of the second tier of LMCache's server.
+        second_over, first_over: the same of the tiers of LMCache's server.
         cpu_s_per_gb, redis_s_per_gb: processor seconds of the engines, and of Redis.
         cpu_over: median of the rounds' ratios of the engines' processor time, ours by this one's.
         all_cpu_ms, all_cpu_over: the same of engines and Redis together.
@@ -53,6 +55,7 @@ class Row:
     highest: float
     tcp_over: float | None
     second_over: float | None
+    first_over: float | None
     cpu_s_per_gb: float | None
     redis_s_per_gb: float | None
     cpu_over: float | None
@@ -77,7 +80,7 @@ def _row(
     engines, value_bytes, operation, name = what
     pairs = list(zip(samples, of_side["ours"], strict=True))
     ratios = _ratios(samples, of_side["ours"])
-    by_tcp, by_second = (_ratio(samples, of_side.get(one)) for one in ("oursport", "second"))
+    others = (_ratio(samples, of_side.get(one)) for one in ("oursport", "second", "first"))
     seconds = statistics.median(sample.seconds for sample in samples)
     cpu = cpu_over = redis = speed = None
     if value_bytes:
@@ -89,7 +92,7 @@ def _row(
     return Row(
         engines, value_bytes // MIB, operation, name, len(samples), 1000 * seconds, speed,
         statistics.median(ratios), min(ratios), max(ratios),
-        by_tcp, by_second, cpu, redis, cpu_over,
+        *others, cpu, redis, cpu_over,
         1000 * statistics.median(_all_cpu_s(sample) for sample in samples),
         statistics.median(_all_cpu_s(our) / _all_cpu_s(its) for its, our in pairs),
     )  # fmt: skip
@@ -169,6 +172,7 @@ _SPEEDS = (
     ("second tier's retrieve by raw GET, Unix", "retrieve", "rawunix", "second_over", 0.85),
     ("retrieve by stock redis://", "retrieve", "redis", "ours_over", 2.5),
     ("retrieve by stock redis://, TCP", "retrieve", "redis", "tcp_over", 2.5),
+    ("first tier's retrieve by a copy in memory", "retrieve", "copy", "first_over", 0.5),
     ("store by raw SET, TCP", "store", "raw", "tcp_over", 0.85),
     ("store by raw SET, Unix", "store", "rawunix", "ours_over", 0.85),
     ("second tier's store by raw SET, Unix", "store", "rawunix", "second_over", 0.85),
