@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from lmcache.v1.distributed.storage_controllers import eviction_controller, store_controller
 from lmcache.v1.distributed.storage_manager import StorageManager
+from pdkit_connector import server_stores
 from pdkit_connector.server_stores import NotedStores, answer_engines
 from pdkit_connector.store_barrier import DEADLINE_ENV
 from pdkit_connector.stores_socket import MEMORY, REDIS, serve, stored_by_server, stores_socket
@@ -83,11 +85,14 @@ def test_all_of_it_is_in_redis_when_the_answer_comes(requests, tiers):
         assert held(tiers, chunks) == len(chunks)
 
 
-def test_the_stores_of_later_requests_are_not_awaited(requests, tiers):
+def test_the_stores_of_later_requests_are_not_awaited(requests, tiers, monkeypatch):
+    holds, waits = server_stores._holds, threading.Event()
+    monkeypatch.setattr(server_stores, "_holds", lambda *about: waits.set() or holds(*about))
+
     async def both():
         tiers.manager.reserve_write([CHUNKS[0]], kind())
         first = asyncio.create_task(stored_by_server(requests, MEMORY, lambda: True, LONG_S))
-        await asyncio.sleep(SOON_S)
+        assert await asyncio.to_thread(waits.wait, LONG_S)
         tiers.manager.reserve_write([CHUNKS[1]], kind())
         assert not first.done()
         tiers.manager.finish_write([CHUNKS[0]])
