@@ -30,7 +30,7 @@ from bench.redis_path.contender import (
     measured,
 )
 
-_BLOCK = 16
+_BLOCK = 32
 _SERVER_GIB = 2  # it drops earlier prompts
 _POLL_S = 0.0002
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")  # this process is killed
@@ -115,18 +115,19 @@ class FirstTier:
         more = {"extra_config": {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}}
         self._worker = GuardedAdapter(self._address, *facts, **more)
         self._scheduler = GuardedSchedulerAdapter([self._address], *facts, **more)
-        shape = (2, count * CHUNK // _BLOCK, _BLOCK, heads, size)
+        # As vLLM keeps it on CPUs: heads before tokens, and K beside V.
+        shape = (count * CHUNK // _BLOCK, heads, _BLOCK, 2 * size)
         self._kv = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(layers)]
         self._worker.register_kv_caches(
             {f"layer.{n}": kv for n, kv in enumerate(self._kv)},
             [EngineGroupInfo(0, tuple(range(layers)), _BLOCK)],
-            {"kv_layout": "NHD"},
+            {"kv_layout": "HND"},
         )
 
     def store(self) -> Span:
         self._prompts += 1
         for kv in self._kv:
-            for number, chunk in enumerate(kv.split(CHUNK // _BLOCK, dim=1)):
+            for number, chunk in enumerate(kv.split(CHUNK // _BLOCK)):
                 chunk.fill_(number)
         return self._moved(self._worker.submit_store_request, self._worker.store_futures)
 
@@ -136,8 +137,8 @@ class FirstTier:
         self._locked()
         span = self._moved(self._worker.submit_retrieve_request, self._worker.retrieve_futures)
         for kv in self._kv:
-            for number, chunk in enumerate(kv.split(CHUNK // _BLOCK, dim=1)):
-                if not bool((chunk[:, [0, -1]] == number).all()):
+            for number, chunk in enumerate(kv.split(CHUNK // _BLOCK)):
+                if not bool((chunk[[0, -1]] == number).all()):
                     raise RuntimeError(f"wrong bytes in value {number}, or it is missing")
         return span
 
