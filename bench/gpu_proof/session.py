@@ -207,7 +207,7 @@ class Stack:
         """Empty both engines' own prefix caches."""
         for whom in ("producer-0", "consumer-0"):
             url = f"{self._url(whom)}/reset_prefix_cache"
-            answer = httpx.post(url, headers=bearer(self._key()), trust_env=False)
+            answer = httpx.post(url, headers=bearer(self._key()), trust_env=False, timeout=60)
             answer.raise_for_status()
 
     def stores(self) -> list[redis.Redis]:

@@ -148,11 +148,11 @@ class Engines:
         """Empty the engines' own prefix caches."""
         for whom in ("producer-0", "consumer-0"):
             url, headers = f"{self.url(whom)}/reset_prefix_cache", self._headers()
-            httpx.post(url, headers=headers, trust_env=False).raise_for_status()
+            httpx.post(url, headers=headers, trust_env=False, timeout=60).raise_for_status()
 
     def metric(self, whom: str, name: str) -> int:
         url, headers = f"{self.url(whom)}/metrics", self._headers()
-        text = httpx.get(url, headers=headers, trust_env=False).text
+        text = httpx.get(url, headers=headers, trust_env=False, timeout=60).text
         values = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
         assert values, f"{whom} has no metric {name}"
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in values))

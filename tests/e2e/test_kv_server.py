@@ -156,9 +156,12 @@ def test_nothing_listens_on_a_port_but_its_metrics(kit: Deploy, up: Any) -> None
     listening = [one for one in server.net_connections("inet") if one.status == "LISTEN"]
     assert [tuple(one.laddr) for one in listening] == [("127.0.0.1", METRICS)]
     page = f"http://127.0.0.1:{METRICS}/metrics"
-    assert httpx.get(page, trust_env=False).status_code == 200
+    assert httpx.get(page, trust_env=False, timeout=60).status_code == 200
     for path in ("/healthcheck", "/pdkit/forget", "/metrics/reset"):
-        assert httpx.get(page.replace("/metrics", path), trust_env=False).status_code == 404
+        assert (
+            httpx.get(page.replace("/metrics", path), trust_env=False, timeout=60).status_code
+            == 404
+        )
     services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
     socket = Path(services["kv-server"]["url"])
     assert services["kv-server"]["condition"] == "ready"
@@ -260,7 +263,7 @@ def test_prometheus_sees_the_server_and_its_lack_of_room(
         firing = f'ALERTS{{stack="{NAME}",alertname="PdkitKvServerFull",alertstate="firing"}}'
         assert eventually(lambda: found(prometheus, NAME, firing), every_s=1)
         assert found(prometheus, NAME, f'up{{stack="{NAME}",job="kv-server"}}') == [1]
-    page = httpx.get(f"http://127.0.0.1:{METRICS}/metrics", trust_env=False).text
+    page = httpx.get(f"http://127.0.0.1:{METRICS}/metrics", trust_env=False, timeout=60).text
     # LMCache's histograms are of a sample, and may be empty.
     names = {name for name in names_on(page) if not name.endswith(("_bucket", "_count", "_sum"))}
     assert recorded("kv-server", names) <= names

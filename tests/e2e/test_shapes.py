@@ -66,7 +66,7 @@ def test_all_four_pairs_of_2p2d_pass(deploy: Deploy, tmp_path: Path) -> None:
             os.kill(deploy.pid("four", engine), signal.SIGKILL)
 
         assert streamed(port, kill) == whole, "another consumer went on"
-        metrics = httpx.get(f"http://127.0.0.1:{port + 2}/metrics").text
+        metrics = httpx.get(f"http://127.0.0.1:{port + 2}/metrics", timeout=60).text
         assert "pdkit_router_continued_total 1\n" in metrics
 
 
@@ -165,7 +165,9 @@ def test_clients_need_the_key(right: Beside) -> None:
 
     def ask(key: str, path: str = "/v1/models") -> int:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.get(f"http://127.0.0.1:{right.port}{path}", headers=headers).status_code
+        return httpx.get(
+            f"http://127.0.0.1:{right.port}{path}", headers=headers, timeout=60
+        ).status_code
 
     answers = [ask(KEYS[0]), ask(KEYS[1]), ask("none"), ask(KEYS[0], "/workers")]
     assert answers == [200, 401, 401, 404]

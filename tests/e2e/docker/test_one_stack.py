@@ -139,7 +139,7 @@ class TestOtherCommands:
 
             def seen() -> bool:
                 # Again and again, since it may not follow yet.
-                httpx.get(f"{stack.url('consumer-0')}/v1/nosuch", trust_env=False)
+                httpx.get(f"{stack.url('consumer-0')}/v1/nosuch", trust_env=False, timeout=60)
                 return any("/v1/nosuch" in line for line in lines)
 
             assert eventually(seen)

@@ -55,9 +55,11 @@ def test_a_rendered_stack_asks_clients_for_the_key(written: tuple[Project, Path]
     url = f"http://127.0.0.1:{project.port}"
     body = {"model": "pdkit-tiny", "prompt": "Hello", "max_tokens": 2}
     for given, code in (({}, 401), (bearer(KEY[:-1] + "0"), 401), (bearer(KEY), 200)):
-        answer = httpx.post(f"{url}/v1/completions", json=body, headers=given, trust_env=False)
+        answer = httpx.post(
+            f"{url}/v1/completions", json=body, headers=given, trust_env=False, timeout=60
+        )
         assert answer.status_code == code, answer.text
-    closed = httpx.get(f"{url}/workers", headers=bearer(KEY), trust_env=False)
+    closed = httpx.get(f"{url}/workers", headers=bearer(KEY), trust_env=False, timeout=60)
     assert closed.status_code == 404
     shown = (docker("inspect", name) for name in project.ids().values())
     assert not any(KEY in text for text in (*shown, (folder / "compose.yaml").read_text()))

@@ -49,7 +49,7 @@ def generated(kit: Deploy, port: int) -> float:
 
 def counted(kit: Deploy, port: int, name: str) -> float:
     url, headers = f"http://127.0.0.1:{port}/metrics", bearer(kit.engine_key(NAME))
-    text = httpx.get(url, headers=headers, trust_env=False).text
+    text = httpx.get(url, headers=headers, trust_env=False, timeout=60).text
     lines = [line for line in text.splitlines() if line.startswith(name)]
     assert lines, f"the engine counts no {name}"
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
@@ -207,7 +207,10 @@ class TestOtherCommands:
         def codes(headers: dict[str, str]) -> list[int]:
             paths = ("/health", "/v1/models", "/metrics", "/version", "/openapi.json")
             urls = [f"http://127.0.0.1:{port}{path}" for path in paths]
-            return [httpx.get(one, headers=headers, trust_env=False).status_code for one in urls]
+            return [
+                httpx.get(one, headers=headers, trust_env=False, timeout=60).status_code
+                for one in urls
+            ]
 
         assert codes({}) == [200, 401, 401, 401, 401]
         assert codes({"Authorization": "Bearer none"}) == [200, 401, 401, 401, 401]

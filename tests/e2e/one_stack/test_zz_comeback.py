@@ -63,7 +63,7 @@ def test_the_only_consumer_cannot_be_drained(kit: Deploy) -> None:
         "consumer-0 gets no new requests"
         in kit.run("drain", "consumer-0", "--force", "--name", NAME).stdout
     )
-    assert httpx.post(URL, json=BODY, trust_env=False).status_code == 503
+    assert httpx.post(URL, json=BODY, trust_env=False, timeout=60).status_code == 503
     kit.ok("undrain", "consumer-0", "--name", NAME)
     assert eventually(answered)
 
