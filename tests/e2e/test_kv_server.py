@@ -33,7 +33,6 @@ METRICS = PORT + 5
 SHARED_MEMORY = Path("/dev/shm")
 # Each stores its part of a chunk as a value of its own.
 RANKS = 2
-STEP = 512  # tokens: longer prompts, as all of the check, are prefilled in several steps
 ROOM_FOR_SIX_CHUNKS = "0.0029296875"  # GiB
 
 
@@ -53,12 +52,9 @@ def prefix_of(kit: Deploy, engine: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def up(kit: Deploy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Start the stack. LMCache once stored too little of prompts of several steps (#3640)."""
-    file = tmp_path_factory.mktemp("spec") / "deploy.yaml"
-    file.write_text(f"engine: {{args: [--max-num-batched-tokens, '{STEP}']}}")
+def up(kit: Deploy) -> Iterator[Any]:
     options = ("--connector", "lmcache-mp", "--tp", str(RANKS), "--save-decode-cache")
-    with running_stack(kit, NAME, PORT, "-f", str(file), *options, "--monitoring") as data:
+    with running_stack(kit, NAME, PORT, *options, "--monitoring") as data:
         own = prefix_of(kit, "producer-0").removesuffix("-producer-0")
         assert len(segments(own)) == 2 * RANKS
         yield data
