@@ -157,7 +157,6 @@ class FirstTier:
     def _locked(self) -> None:
         """Look the prompt up, which keeps it in the server's memory until it is retrieved."""
         self._scheduler.maybe_submit_lookup_request(self._name, self._tokens)
-        found = None
         deadline = time.monotonic() + PATIENCE_S
         while (found := self._scheduler.check_lookup_result(self._name)) is None:
             if time.monotonic() > deadline:

@@ -236,6 +236,7 @@ def test_up_waits_for_what_is_being_started_again(
     threading.Thread(target=load).start()
     watched.up()
     assert loaded.is_set()
+    assert said in watched.lab.lines
 
 
 def test_up_does_not_wait_for_a_router_that_lacks_an_engine(
