@@ -14,7 +14,7 @@ from redis_servers import Server, eventually
 
 CHUNKS = prompt("chunk", 40)
 KEYS = list(CHUNKS)
-SHORT = Limits(lookup_s=0.3, load_s=0.6, store_s=0.6)
+SHORT = Limits(lookup_s=0.8, load_s=1.2, store_s=1.2)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from pdkit_connector.redis_path import tasks
 from pdkit_connector.redis_path.second_tier import SecondTier
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Header
 from pdkit_connector.releases import installed_vllm
+from redis_kinds import address
 from redis_servers import eventually
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -340,6 +342,45 @@ def test_several_redis_share_the_objects(started, servers, tmp_path):
     again = started(file)
     assert again.found(many) == (0, 12)
     assert again.read() == written
+
+
+def unix_url(servers, tmp_path, request):
+    socket = tmp_path / "redis.sock"
+    servers.start("--unixsocket", str(socket))
+    return f"unix://{socket}"
+
+
+def tls_url(servers, tmp_path, request):
+    options, arguments = request.getfixturevalue("tls")
+    port = servers.start(*options, "--requirepass", "secret", tls=arguments).port
+    return f"rediss://:secret@127.0.0.1:{port}?ssl_ca_certs={arguments['ssl_ca_certs']}"
+
+
+def sentinel_url(servers, tmp_path, request):
+    _, _, watch = request.getfixturevalue("sentinel")
+    return f"redis-sentinel://127.0.0.1:{watch.port}/main"
+
+
+def cluster_url(servers, tmp_path, request):
+    return address(*request.getfixturevalue("cluster")[:3])
+
+
+@pytest.mark.parametrize("url_of", [unix_url, tls_url, sentinel_url, cluster_url])
+def test_every_kind_of_redis_is_a_second_tier(started, servers, tmp_path, request, url_of):
+    file = settings_file(tmp_path, url_of(servers, tmp_path, request))
+    written = started(file).stored(CHUNKS)
+    again = started(file)
+    assert again.found(CHUNKS) == (0, 6)
+    assert again.read() == written
+
+
+def test_a_certificate_of_another_authority_is_a_miss(started, servers, tmp_path, tls):
+    options, arguments = tls
+    port = servers.start(*options, tls=arguments).port
+    trusted, other = (f"{Path(arguments['ssl_ca_certs']).parent}/{n}.pem" for n in ("ca", "other"))
+    url = f"rediss://127.0.0.1:{port}?ssl_ca_certs="
+    started(settings_file(tmp_path, url + trusted)).stored(CHUNKS)
+    assert started(settings_file(tmp_path, url + other)).found(CHUNKS) == (0, 0)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,51 +23,40 @@ E2E = {
     "user-redis": ("tests/e2e/test_own_redis.py", "tests/e2e/test_several_hosts.py"),
 }
 _ENGINES = ("deploy/connector", "images/cpu/requirements.lock")
-_WHEELS = ("tests/conftest.py", "tests/wheels.py")
+_TESTS = ("scripts/test-tools.lock", "tests/conftest.py")
 # All that a running stack is made of, and that starts, checks and stops it.
 _STACK = (
-    *_ENGINES, "compose", "deploy/assets.py", "deploy/config", "deploy/metrics", "deploy/planning",
-    "deploy/router", "deploy/runtime", "deploy/stack", "deploy/tiny_model", "deploy/verify",
-    "deploy/workflows", "images", "tests/conftest.py", "tests/e2e/conftest.py",
-    "tests/e2e/engines.py", "tests/e2e/traffic.py",
+    *_ENGINES, *_TESTS, "compose", "deploy/assets.py", "deploy/config", "deploy/metrics",
+    "deploy/planning", "deploy/router", "deploy/runtime", "deploy/stack", "deploy/tiny_model",
+    "deploy/verify", "deploy/workflows", "images",
 )  # fmt: skip
-# Part → the files and folders that decide whether it passes.
+# Part → the files and folders that decide whether it passes, and so do the modules of tests and
+# benchmarks that they import.
 PARTS = {
     # Fixes on each LMCache: the connector, the releases and the cells.
-    "versions": (
-        *_ENGINES, *_WHEELS, "bench/redis_server.py", "docs/reference/fixes.md", "tests/versions",
-    ),
+    "versions": (*_ENGINES, *_TESTS, "docs/reference/fixes.md", "tests/versions"),
     # vLLM's GPU code: what the kit renders, which the goldens hold, and the metrics that it reads.
     "gpu": (
-        *_ENGINES, *_WHEELS, "compose", "deploy/config/catalog.py", "deploy/metrics/engine.py",
+        *_ENGINES, *_TESTS, "compose", "deploy/config/catalog.py", "deploy/metrics/engine.py",
         "deploy/stack/cluster/autoscaling.py", "deploy/tiny_model", "deploy/verify/eligible.py",
         "deploy/workflows/bench/counters.py", "images/catalog.yaml", "tests/golden/compose",
-        "tests/golden/process", "tests/golden_documents.py", "tests/gpu",
+        "tests/golden/process", "tests/gpu",
     ),
     # Pods in podman: how an export is made of a stack, what it is for CPUs, and its images. What
     # runs inside is what test_one_stack.py runs in Docker.
     "podman": (
-        *_ENGINES, "deploy/cli/cluster_check.py", "deploy/stack/cluster",
+        *_ENGINES, *_TESTS, "deploy/cli/cluster_check.py", "deploy/stack/cluster",
         "deploy/workflows/cluster_check.py", "deploy/workflows/cluster_counters.py",
-        "deploy/workflows/cluster_document.py", "images",
-        "tests/e2e/conftest.py", "tests/e2e/podman.py", "tests/golden/kubernetes",
-        "tests/unit/workflows/test_export.py", *E2E["podman"],
+        "deploy/workflows/cluster_document.py", "images", "tests/golden/kubernetes",
+        *E2E["podman"],
     ),
     # The other connector, another Redis and several hosts: what they share with every stack is
     # tested by the files that always run.
-    "lmcache-mp": (
-        *_STACK, "bench/check_power", "tests/e2e/docker/conftest.py",
-        "tests/e2e/docker/test_isolation.py", "tests/e2e/prometheus.py",
-        "tests/e2e/store_vandals.py", *E2E["lmcache-mp"],
-    ),
-    "user-redis": (
-        *_STACK, "bench/redis_server.py", "tests/connector/redis_servers.py",
-        "tests/e2e/two_networks.py", *E2E["user-redis"],
-    ),
-    "gpu-proof": (
-        *_STACK, "bench/gpu_proof", "bench/kit.py", "scripts/gpu-proof", *E2E["gpu-proof"],
-    ),
+    "lmcache-mp": (*_STACK, "tests/fixtures/metrics", *E2E["lmcache-mp"]),
+    "user-redis": (*_STACK, *E2E["user-redis"]),
+    "gpu-proof": (*_STACK, "bench/gpu_proof", "scripts/gpu-proof", *E2E["gpu-proof"]),
 }  # fmt: skip
+_IMPORT = re.compile(r"^from ((?:tests|bench)[.\w]*) import (\([^)]*\)|.*)", re.M)
 
 
 def unchanged(root: Path = REPO, record: Path = RECORD) -> frozenset[str]:
@@ -87,10 +77,31 @@ def _known(record: Path) -> dict[str, str]:
 
 def _hash(part: str, root: Path) -> str:
     found = hashlib.sha256()
-    for file in sorted(file for path in PARTS[part] for file in _files(root / path)):
+    for file in sorted(files_of(part, root)):
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         found.update(f"{file.relative_to(root)} {content}\n".encode())
     return found.hexdigest()
+
+
+def files_of(part: str, root: Path = REPO) -> set[Path]:
+    """Return the files that decide whether a part passes."""
+    found: set[Path] = set()
+    left = [file for path in PARTS[part] for file in _files(root / path)]
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            left += _imported(file, root) if file.suffix == ".py" else ()
+    return found
+
+
+def _imported(file: Path, root: Path) -> Iterator[Path]:
+    """Yield the modules of tests and benchmarks that a file imports, by their whole names."""
+    for module, names in _IMPORT.findall(file.read_text(encoding="utf-8")):
+        folder = root / module.replace(".", "/")
+        parts = (folder / name for name in re.findall(r"\w+", names))
+        for one in (folder, *parts):
+            yield from filter(Path.exists, (one.with_suffix(".py"), one / "__init__.py"))
 
 
 def _files(path: Path) -> Iterator[Path]:
