@@ -40,6 +40,7 @@ from pdkit_connector.stores_socket import MEMORY, REDIS, serve
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+BLOCK, CHUNK = 32, 256
 CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 
 
@@ -388,6 +389,81 @@ def test_requests_that_tokens_alone_do_not_identify_are_neither_loaded_nor_store
     tracker.increase_num_scheduled_tokens(64)
     store = mp_connector.upstream.LMCacheMPRequestMetadata.GetStoreMetadata(tracker, 32, [32])
     assert (store is not None) == stored
+
+
+def scheduler_of(kind, tokens, **facts):
+    """Return a scheduler side that knows one request: its prompt, and what its tracker says."""
+    scheduler = object.__new__(kind)
+    scheduler.lazy_offload, scheduler._can_store, scheduler._save_decode_cache = False, True, False
+    scheduler._group_tokens_per_block = [BLOCK]
+    scheduler.scheduler_adapter = SimpleNamespace(
+        lmcache_tokens_per_chunk=CHUNK, cleanup_lookup_result=lambda _: None
+    )
+    request = SimpleNamespace(
+        request_id="one", num_computed_tokens=0, loaded=0, all_token_ids=[1] * tokens,
+        cache_salt=None, num_prompt_tokens=tokens, sampling_params=None, mm_features=[],
+    )  # fmt: skip
+    scheduler.request_trackers = {"one": upstream.LMCacheMPRequestTracker(request)}
+    for name, value in facts.items():
+        setattr(scheduler.request_trackers["one"], name, value)
+    return scheduler, request
+
+
+def stores_of(scheduler, request, steps):
+    """Schedule a request in steps, as vLLM does; return which tokens are stored at which step."""
+    stores = []
+    for number, step in enumerate(steps):
+        computed = request.num_computed_tokens
+        held = list(range(-(-max(computed + step, request.loaded) // BLOCK)))
+        metadata, scheduled = upstream.LMCacheMPConnectorMetadata(), {"one": step}
+        if number == 0:
+            blocks = SimpleNamespace(get_block_ids=lambda held=held: (held,))
+            scheduler.update_state_after_alloc(request, blocks, 0)
+            output = SimpleNamespace(
+                scheduled_new_reqs=[SimpleNamespace(req_id="one")], num_scheduled_tokens=scheduled
+            )
+            scheduler._process_new_requests(output, metadata)
+        else:
+            known = scheduler.request_trackers["one"].num_allocated_blocks()[0]
+            cached = SimpleNamespace(
+                req_ids=["one"], resumed_req_ids=set(), new_block_ids=[(held[known:],)]
+            )
+            output = SimpleNamespace(scheduled_cached_reqs=cached, num_scheduled_tokens=scheduled)
+            scheduler._process_cached_requests(output, metadata)
+        request.num_computed_tokens = computed + step
+        stores += [
+            (number, one.op.start, one.op.end, request.num_computed_tokens)
+            for one in metadata.requests
+        ]
+    return stores
+
+
+@pytest.mark.parametrize("step", [BLOCK, 100, CHUNK, 500, 2000])
+def test_a_prompt_is_stored_up_to_its_last_whole_chunk_whatever_its_steps(step):
+    """LMCache issue 3640."""
+    scheduler, request = scheduler_of(PatchedLMCacheMPConnector, 1100)
+    steps = [min(step, 1100 - done) for done in range(0, 1100, step)]
+    stores = stores_of(scheduler, request, steps)
+    assert [start for _, start, _, _ in stores] == [0, *(end for _, _, end, _ in stores[:-1])]
+    assert stores[-1][2] == 4 * CHUNK
+    assert all(end <= computed for _, _, end, computed in stores)
+
+
+@pytest.mark.parametrize(
+    ("kind", "uncomputed"),
+    [(PatchedLMCacheMPConnector, False), (upstream.LMCacheMPConnector, True)],
+)
+def test_what_a_failed_load_left_uncomputed_is_not_stored(kind, uncomputed):
+    """A chunk of the engine's own, three that do not arrive, and a step that ends in a block."""
+    ready = upstream.LMCacheMPRequestState.READY
+    loaded = {"num_lmcache_hit_tokens": 4 * CHUNK, "num_stored_tokens": 4 * CHUNK}
+    scheduler, request = scheduler_of(kind, 3000, state=ready, num_vllm_hit_tokens=CHUNK, **loaded)
+    scheduler.request_trackers["one"].append_block_ids((list(range(4 * CHUNK // BLOCK)),))
+    request.num_computed_tokens, request.loaded = CHUNK, 4 * CHUNK
+    stores = stores_of(scheduler, request, [2045, 3000 - CHUNK - 2045])
+    assert any(end > computed for _, _, end, computed in stores) == uncomputed
+    if not uncomputed:
+        assert [(start, end) for _, start, end, _ in stores] == [(0, 2048), (2048, 2816)]
 
 
 def test_only_the_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):

@@ -1,10 +1,10 @@
 """The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
 
-LMCache's own `LMCacheMPConnector`, with seven things added: the store barrier; a guard that keeps
+LMCache's own `LMCacheMPConnector`, with eight things added: the store barrier; a guard that keeps
 blocks that the server may still read or write from being reused; one that keeps KV apart that
-tokens alone do not distinguish; pings from the start on; registration with a server that replaced
-the old one between two pings; names of shared memory by which what a killed engine left can be
-found; and a clock of its share of steps.
+tokens alone do not distinguish; one that stores nothing that a failed load left uncomputed; pings
+from the start on; registration with a server that replaced the old one between two pings; names of
+shared memory by which what a killed engine left can be found; and a clock of its share of steps.
 """
 
 from __future__ import annotations
@@ -200,6 +200,21 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
             return answer
         self._get_or_create_request_tracker(request).max_offload_tokens = 0  # nor stored
         return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Note a request's blocks, and whether a load of it failed.
+
+        vLLM computes again from the first block that was not loaded. LMCache would still count all
+        tokens of the load as computed, so that of a prompt of several steps it would store chunks
+        before the step that computes their last tokens.
+        """
+        tracker = self._get_request_tracker(request.request_id)
+        was_loading = tracker.state == upstream.LMCacheMPRequestState.READY
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        # The last token of a prompt that was loaded whole is computed again.
+        if was_loading and request.num_computed_tokens < tracker.num_lmcache_hit_tokens - 1:
+            tracker.num_vllm_hit_tokens = request.num_computed_tokens
+            tracker.num_lmcache_hit_tokens = tracker.num_stored_tokens = 0
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Give vLLM's KV tensors to the server, then answer the API server's questions."""

@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.conftest import REPO
 from tests.versions.installed import VERSIONS, pinned
 from tests.versions.upstream.report import Change, Compared, as_json, as_markdown
 from tests.versions.upstream.sdist import HERE, REQUIREMENTS, NoTests, pins, unpack_tests
-from tests.versions.upstream.side import Run, Side
+from tests.versions.upstream.side import SERVER_RELEASES, Run, Side
 from tests.wheels import cache_folder
 
 CONNECTOR = REPO / "deploy" / "connector"
@@ -51,7 +51,28 @@ SLOW = (
     "tests/v1/test_health_monitor.py",
     "tests/v1/storage_backend/test_storage_manager.py",
 )
-FILES = QUICK + SLOW
+# Of LMCache's server and of engines that use it. Left out are stores other than memory and
+# plug-ins, devices other than CPUs, and engines other than vLLM.
+SERVER = (
+    "tests/v1/distributed/test_distributed_storage_manager.py",
+    "tests/v1/distributed/test_fault_inject_l2_adapter.py",
+    "tests/v1/distributed/test_l1_*.py",
+    "tests/v1/distributed/test_l2_adapter_*.py",
+    "tests/v1/distributed/test_lru_eviction_policy.py",
+    "tests/v1/distributed/test_mock_l2_adapter.py",
+    "tests/v1/distributed/test_multi_l1*.py",
+    "tests/v1/distributed/test_prefetch_*.py",
+    "tests/v1/distributed/test_report_status.py",
+    "tests/v1/distributed/test_storage_*.py",
+    "tests/v1/distributed/test_store_*.py",
+    "tests/v1/multiprocess/http_apis/test_*.py",
+    "tests/v1/multiprocess/test_[ace-z]*.py",
+    "tests/v1/multiprocess/test_batched_iteration_with_skip.py",
+    "tests/v1/platform/devices/cpu/test_*.py",
+    "tests/v1/test_mp_*.py",
+    "tests/v1/test_vllm_mp_adapter.py",
+)
+FILES = QUICK + SERVER + SLOW
 
 
 @dataclass(frozen=True)
@@ -134,7 +155,7 @@ def _compare(version: str, options: Options) -> Compared:
 
 
 def _compare_in(folder: Path, version: str, options: Options) -> Compared:
-    files = [file for file in options.files if (folder / file).exists()]
+    files = _files(folder, version, options.files)
     if not files:
         raise NoTests("its sdist holds none of the chosen tests")
 
@@ -159,6 +180,13 @@ def _compare_in(folder: Path, version: str, options: Options) -> Compared:
         repeats = [(run(None, again), run(options.connector, again)) for _ in range(times)]
         changes = [change.repeated(repeats) for change in changes]
     return Compared(version, files, before, after, changes)
+
+
+def _files(folder: Path, version: str, chosen: Sequence[str]) -> list[str]:
+    """Return the files of a release that patterns choose."""
+    patterns = [one for one in chosen if one not in SERVER or version in SERVER_RELEASES]
+    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)))
+    return [str(file.relative_to(folder)) for file in found]
 
 
 def _kept_path(version: str, fixes: Path | None) -> Path:

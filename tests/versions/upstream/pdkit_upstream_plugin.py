@@ -1,8 +1,9 @@
 """A pytest plug-in: applies the fixes before upstream's tests are imported and logs each outcome.
 
 Loaded by `-p` from PYTHONPATH, since upstream's `tests` package hides this repository's own. Set by
-the environment: PDKIT_UPSTREAM_LOG, the file to which it appends one JSON object a line, and
-PDKIT_UPSTREAM_CONNECTOR, the folder of `pdkit_connector` where the fixes are wanted.
+the environment: PDKIT_UPSTREAM_LOG, the file to which it appends one JSON object a line;
+PDKIT_UPSTREAM_CONNECTOR, the folder of `pdkit_connector` where the fixes are wanted; and
+PDKIT_UPSTREAM_SERVER, where what the kit does to LMCache's server and its engines is wanted, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ HEAVY = (
     "lmcache.v1.gpu_connector",
     "lmcache.integration.vllm.vllm_v1_adapter",
 )
+# The same for LMCache's server and its engines.
+SERVER = (
+    "lmcache.integration.vllm.lmcache_mp_connector",
+    "lmcache.v1.distributed.storage_controllers.store_controller",
+    "lmcache.v1.multiprocess.modules.lookup",
+)
 
 
 def _write(**entry: Any) -> None:
@@ -36,7 +43,8 @@ def _write(**entry: Any) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
     """Import LMCache, and apply the fixes where they are wanted, before any test does."""
-    for name in HEAVY:
+    server = "PDKIT_UPSTREAM_SERVER" in os.environ
+    for name in HEAVY + SERVER * server:
         importlib.import_module(name)
     _write(lmcache=sys.modules["lmcache"].__file__)
     if folder := os.environ.get("PDKIT_UPSTREAM_CONNECTOR"):
@@ -46,6 +54,22 @@ def pytest_load_initial_conftests() -> None:
 
         outcomes = Registry(discover()).apply(Setting(), ())
         _write(fixes={outcome.fix.id: outcome.state.value for outcome in outcomes})
+        if server:
+            _guard_server()
+
+
+def _guard_server() -> None:
+    """Do what the kit does to engines and to the server, which keeps its ports."""
+    from lmcache.integration.vllm import lmcache_mp_connector, vllm_multi_process_adapter
+    from pdkit_connector.ended_engines import release_ended
+    from pdkit_connector.mp_connector import GuardedAdapter, GuardedSchedulerAdapter
+    from pdkit_connector.server_stores import answer_engines
+
+    for module in (lmcache_mp_connector, vllm_multi_process_adapter):
+        module.LMCacheMPWorkerAdapter = GuardedAdapter
+        module.LMCacheMPSchedulerAdapter = GuardedSchedulerAdapter
+    release_ended()
+    answer_engines(str(_log.with_name("requests")))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -19,6 +19,8 @@ from tests.versions.upstream.sdist import extra_packages
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 120
+# Whose server the kit runs.
+SERVER_RELEASES = ("0.5.6",)
 WORST_LAST = ("passed", "xpassed", "xfailed", "skipped", "failed", "hung", "crashed", "not run")
 
 
@@ -155,6 +157,8 @@ class Run:
             "LMCACHE_TRACK_USAGE": "false",
             "PDKIT_UPSTREAM_LOG": str(log),
         }
+        if self.version in SERVER_RELEASES:
+            environ["PDKIT_UPSTREAM_SERVER"] = "yes"
         if self.connector:
             environ["PDKIT_UPSTREAM_CONNECTOR"] = str(self.connector)
         return environ
