@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -38,6 +39,15 @@ DeviceHostFuncDispatcher.__init__.__defaults__ = (60.0,)
 from pdkit_connector.kv_server import main
 main()
 """
+
+
+# A server that copies KV as LMCache does.
+STAGED = """
+from pdkit_connector import kv_server
+kv_server.copy_once = lambda: None
+kv_server.main()
+"""
+NUMBERS = itertools.count()
 
 
 class Sockets:
@@ -105,13 +115,12 @@ def adapter_of(kind, address):
     )  # fmt: skip
 
 
-def registered(sockets):
+def registered(sockets, shape=(2, 4, BLOCK, 2, 8), layout="NHD"):
     """Return an engine's worker side, of whose KV the server was told."""
     adapter = adapter_of(GuardedAdapter, f"ipc://{sockets.requests}")
-    shape = (2, 4, BLOCK, 2, 8)
     kv = {f"layer.{n}": torch.zeros(shape, dtype=torch.bfloat16) for n in range(LAYERS)}
     groups = [EngineGroupInfo(0, tuple(range(LAYERS)), BLOCK)]
-    adapter.register_kv_caches(kv, groups, {"kv_layout": "NHD"})
+    adapter.register_kv_caches(kv, groups, {"kv_layout": layout})
     adapter._ensure_heartbeat_started()
     return adapter
 
@@ -162,6 +171,33 @@ def test_kv_counts_as_stored_when_other_engines_find_it(sockets):
         assert found(asking, "before", tokens) == 0, "its blocks were read, and that is all"
         assert asyncio.run(stored_by_server(sockets.requests, MEMORY, lambda: True, 20))
         assert found(asking, "after", tokens) == len(tokens)
+        worker.shutdown()
+
+
+@pytest.mark.parametrize("program", [PROGRAM, ("-c", STAGED)])
+def test_kv_comes_back_into_other_blocks(sockets, program):
+    """By the kit's copies, and by LMCache's own. KV is as vLLM keeps it on CPUs."""
+    tokens = list(range(3 * BLOCK))
+    with sockets.served(*program):
+        worker = registered(sockets, (8, 2, BLOCK, 16), "HND")
+        asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{sockets.requests}"])
+        worker._heartbeat._execute()
+        for layer in worker.kv_caches.values():
+            layer.copy_(torch.randn(layer.shape))
+        before = [layer.clone() for layer in worker.kv_caches.values()]
+        stored = LoadStoreOp(tokens, [[3, 1, 2]], 0, len(tokens))
+        worker.submit_store_request("stores", stored, worker.create_recorded_event())
+        eventually(lambda: not worker.stores_under_way(), 20)
+        eventually(lambda: found(asking, f"looks {next(NUMBERS)}", tokens) == len(tokens), 20)
+        loads = LoadStoreOp(tokens, [[5, 6, 0]], 0, len(tokens), skip_first_n_tokens=BLOCK)
+        assert found(asking, "loads", tokens) == len(tokens)
+        worker.submit_retrieve_request("loads", loads, worker.create_recorded_event())
+        eventually(lambda: worker.get_finished(set())[1] == {"loads"}, 20)
+        assert not worker.get_block_ids_with_load_errors()
+        for old, new in zip(before, worker.kv_caches.values(), strict=True):
+            wanted = old.clone()
+            wanted[6], wanted[0] = old[1], old[2]  # the first block is one that others read
+            assert torch.equal(new, wanted)
         worker.shutdown()
 
 

@@ -20,6 +20,7 @@ from pdkit_connector.first_tier import add_page
 from pdkit_connector.metrics import ServerCollector
 from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.server_life import hold_connections
+from pdkit_connector.tier_copies import copy_once
 
 # Neither is a name of a host: a release that does not bind the sockets below binds nothing.
 NO_HOST = "unix-socket-only"
@@ -33,6 +34,7 @@ def main() -> None:
 
     hold_connections(requests)
     release_ended()
+    copy_once()
     answer_engines(requests)
     listen_on_sockets(requests, pages)
     add_pages()
