@@ -69,7 +69,10 @@ SERVER = (
     "tests/v1/multiprocess/test_[ace-z]*.py",
     "tests/v1/multiprocess/test_batched_iteration_with_skip.py",
     "tests/v1/platform/devices/cpu/test_*.py",
-    "tests/v1/test_mp_*.py",
+    "tests/v1/test_mp_connector_*.py",
+    "tests/v1/test_mp_nonblocking_lookup.py",
+    "tests/v1/test_mp_server_autostart.py",
+    "tests/v1/test_mp_tracker_*.py",
     "tests/v1/test_vllm_mp_adapter.py",
 )
 FILES = QUICK + SERVER + SLOW

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 _log = Path(os.environ["PDKIT_UPSTREAM_LOG"])
+_device = pytest.MonkeyPatch()
 
 # All that the fixes touch: a fix must find the same modules in every release's run.
 HEAVY = (
@@ -31,6 +32,7 @@ HEAVY = (
 SERVER = (
     "lmcache.integration.vllm.lmcache_mp_connector",
     "lmcache.v1.distributed.storage_controllers.store_controller",
+    "lmcache.v1.multiprocess.modules.lmcache_driven_transfer",
     "lmcache.v1.multiprocess.modules.lookup",
 )
 
@@ -47,6 +49,8 @@ def pytest_load_initial_conftests() -> None:
     for name in HEAVY + SERVER * server:
         importlib.import_module(name)
     _write(lmcache=sys.modules["lmcache"].__file__)
+    if server:
+        _collect_as_if_there_was_a_device()
     if folder := os.environ.get("PDKIT_UPSTREAM_CONNECTOR"):
         sys.path.append(folder)
         from pdkit_connector.registry import Registry, discover
@@ -58,22 +62,32 @@ def pytest_load_initial_conftests() -> None:
             _guard_server()
 
 
+def _collect_as_if_there_was_a_device() -> None:
+    """Keep modules from skipping themselves for want of a GPU that many of them do not use."""
+    from lmcache.v1.platform.devices.cpu.stub_cpu_device import StubCPUDevice
+
+    _device.setattr(StubCPUDevice, "is_available", lambda _: True)
+
+
 def _guard_server() -> None:
     """Do what the kit does to engines and to the server, which keeps its ports."""
     from lmcache.integration.vllm import lmcache_mp_connector, vllm_multi_process_adapter
     from pdkit_connector.ended_engines import release_ended
     from pdkit_connector.mp_connector import GuardedAdapter, GuardedSchedulerAdapter
     from pdkit_connector.server_stores import answer_engines
+    from pdkit_connector.tier_copies import copy_once
 
     for module in (lmcache_mp_connector, vllm_multi_process_adapter):
         module.LMCacheMPWorkerAdapter = GuardedAdapter
         module.LMCacheMPSchedulerAdapter = GuardedSchedulerAdapter
     release_ended()
+    copy_once()
     answer_engines(str(_log.with_name("requests")))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Log which tests there are, so that none can vanish with a process that dies."""
+    _device.undo()
     _write(collected=[item.nodeid for item in session.items])
 
 
