@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,9 +132,17 @@ def _library() -> Any:
     except ImportError as exc:
         raise MissingTool(
             "the report needs vl-convert-python, which is not installed",
-            hint="pip install 'pdkit[report]', or in a checkout: pip install vl-convert-python",
+            hint=_install("vl-convert-python"),
         ) from exc
     return vl_convert
+
+
+def _install(package: str) -> str:
+    """Return what installs a package here; scripts/install makes an environment without pip."""
+    uv = Path(sys.prefix).parent / ".uv" / "bin" / "uv"
+    if uv.exists():
+        return f"{uv} pip install --python {sys.executable} {package}"
+    return f"{sys.executable} -m pip install {package}"
 
 
 def _png(library: Any, chart: Chart) -> bytes:

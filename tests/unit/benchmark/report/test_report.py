@@ -520,13 +520,22 @@ class TestFiles:
     def test_a_single_result_is_reported(self, sweep: Path) -> None:
         assert result_folders(sweep / "2a") == [sweep / "2a"]
 
-    def test_a_missing_library_is_an_error_with_its_package(
-        self, sweep: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("checkout", [True, False])
+    def test_a_missing_library_is_an_error_with_what_installs_it(
+        self, sweep: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkout: bool
     ) -> None:
+        """An environment that scripts/install made has no pip, but uv beside it."""
+        uv = tmp_path / ".uv" / "bin" / "uv"
+        if checkout:
+            uv.parent.mkdir(parents=True)
+            uv.touch()
+        monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
         monkeypatch.setitem(sys.modules, "vl_convert", None)
         with pytest.raises(MissingTool, match="vl-convert-python") as found:
             write_report(result_folders(sweep), sweep)
-        assert "pip install" in found.value.hint
+        tool = f"{uv} pip install --python {sys.executable}"
+        installs = tool if checkout else f"{sys.executable} -m pip install"
+        assert found.value.hint == f"{installs} vl-convert-python"
         assert not list(sweep.glob("report.*"))
 
     def test_a_result_without_a_finished_repeat_is_refused(self, tmp_path: Path) -> None:
