@@ -1,12 +1,14 @@
 """Run LMCache's own tests on each pinned release, untouched and with the fixes, and compare.
 
-Usage: python -m tests.versions.upstream [--versions V,V] [--quick] [--fresh] [--json] [--output F]
+Usage: python -m tests.versions.upstream [--versions V,V] [--quick] [--server] [--fresh] [--json]
+    [--output F]
 
-Writes docs/results/upstream-tests.md (for all releases only), and with `--json` all outcomes to
-stdout. Outcomes are kept between runs as long as nothing changed that they rest on, so that a run
-that was stopped goes on; `--fresh` keeps to none of them. Nothing of LMCache's sources is kept.
-Some tests take up to 10 GB of memory. Exit code 1 where a test passed untouched and does not
-with the fixes, unless explanations.py says why that is right.
+Writes docs/results/upstream-tests.md (for all releases only), or with `--server`
+upstream-server-tests.md, and with `--json` all outcomes to stdout. Outcomes are kept between runs
+as long as nothing changed that they rest on, so that a run that was stopped goes on; `--fresh`
+keeps to none of them. Nothing of LMCache's sources is kept. Some tests take up to 10 GB of memory.
+Exit code 1 where a test passed untouched and does not with the fixes, unless explanations.py says
+why that is right.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tests.wheels import cache_folder
 CONNECTOR = REPO / "deploy" / "connector"
 _CACHES = shutil.ignore_patterns("__pycache__", ".*")
 DOCUMENT = REPO / "docs" / "results" / "upstream-tests.md"
+SERVER_DOCUMENT = DOCUMENT.with_name("upstream-server-tests.md")
 QUICK = (
     "tests/test_utils.py",
     "tests/v1/test_config.py",
@@ -75,7 +78,7 @@ SERVER = (
     "tests/v1/test_mp_tracker_*.py",
     "tests/v1/test_vllm_mp_adapter.py",
 )
-FILES = QUICK + SERVER + SLOW
+FILES = QUICK + SLOW
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def _options() -> Options:
     parser.add_argument("--versions", default=",".join(VERSIONS), help="comma-separated")
     parser.add_argument("--files", default=",".join(FILES), help="test files of the sdist")
     parser.add_argument("--quick", action="store_true", help="leave out the files of minutes")
+    parser.add_argument("--server", action="store_true", help="only tests of LMCache's server")
     parser.add_argument("--file-seconds", type=int, default=600, help="limit of one test file")
     parser.add_argument("--json", action="store_true", help="print every outcome")
     parser.add_argument("--fresh", action="store_true", help="run all, keep to no old outcome")
@@ -130,10 +134,13 @@ def _options() -> Options:
     given = parser.parse_args()
     versions = tuple(given.versions.split(","))
     files = QUICK if given.quick else tuple(given.files.split(","))
+    if given.server:
+        versions, files = SERVER_RELEASES, SERVER
     if unknown := set(versions) - set(VERSIONS):
         parser.error(f"not in wheels.txt: {', '.join(sorted(unknown))}")
     whole = (versions, files) == (VERSIONS, FILES)
-    output = given.output or (DOCUMENT if whole else None)
+    whole_page = SERVER_DOCUMENT if given.server else DOCUMENT if whole else None
+    output = given.output or whole_page
     return Options(
         versions,
         files,
@@ -158,7 +165,7 @@ def _compare(version: str, options: Options) -> Compared:
 
 
 def _compare_in(folder: Path, version: str, options: Options) -> Compared:
-    files = _files(folder, version, options.files)
+    files = _files(folder, options.files)
     if not files:
         raise NoTests("its sdist holds none of the chosen tests")
 
@@ -185,10 +192,9 @@ def _compare_in(folder: Path, version: str, options: Options) -> Compared:
     return Compared(version, files, before, after, changes)
 
 
-def _files(folder: Path, version: str, chosen: Sequence[str]) -> list[str]:
+def _files(folder: Path, chosen: Sequence[str]) -> list[str]:
     """Return the files of a release that patterns choose."""
-    patterns = [one for one in chosen if one not in SERVER or version in SERVER_RELEASES]
-    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)))
+    found = (file for pattern in chosen for file in sorted(folder.glob(pattern)))
     return [str(file.relative_to(folder)) for file in found]
 
 
@@ -213,6 +219,8 @@ def _notes(options: Options) -> list[str]:
         f"Digest of the fixes' source: `{digest.hexdigest()[:12]}`. Further runs of tests whose "
         f"outcome differs: {options.repeats}."
     ]
+    if options.files == SERVER:
+        return notes
     for what, every, chosen in (
         ("files", FILES, options.files),
         ("releases", VERSIONS, options.versions),
