@@ -345,9 +345,7 @@ def test_several_redis_share_the_objects(started, servers, tmp_path):
 
 
 def unix_url(servers, tmp_path, request):
-    socket = tmp_path / "redis.sock"
-    servers.start("--unixsocket", str(socket))
-    return f"unix://{socket}"
+    return f"unix://{servers.start().socket}"
 
 
 def tls_url(servers, tmp_path, request):
