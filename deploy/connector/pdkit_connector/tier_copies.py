@@ -60,14 +60,15 @@ def _unless_in_place(copy: Callable[..., None]) -> Callable[..., None]:
     """Leave out copies of an object to itself."""
 
     def copied(one: Any, other: Any) -> None:
-        places = [
-            each.data_ptr if isinstance(each.data_ptr, int) else each.data_ptr()
-            for each in (one, other)
-        ]
-        if places[0] != places[1]:
+        if _address(one) != _address(other):
             copy(one, other)
 
     return copied
+
+
+def _address(one: Any) -> Any:
+    """Return where a tensor or an object of LMCache's is."""
+    return one.data_ptr() if callable(one.data_ptr) else one.data_ptr
 
 
 class InPlace:
@@ -168,8 +169,7 @@ def _wide(layer: torch.Tensor) -> torch.Tensor:
     import torch
 
     row = layer.shape[-1] * layer.element_size()
-    aligned = not (row % 8 or layer.storage_offset() * layer.element_size() % 8)
-    return layer.view(torch.int64) if aligned else layer
+    return layer if row % 8 else layer.view(torch.int64)
 
 
 def runs(blocks: Sequence[int]) -> Iterator[Run]:
