@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from bench.gpu_proof.install import InstallFailed, engines_python
+from bench.gpu_proof.model import SHAPES
 from bench.gpu_proof.results import ROOT
 
 _MARK = "PDKIT_GPU_PROOF_BEGAN"
@@ -35,6 +36,9 @@ def options() -> argparse.Namespace:
         "--state", type=Path, default=ROOT / ".gpu-proof", help="folder to go on in"
     )
     parser.add_argument("--only", metavar="STEP", help="run this step alone, done or not")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="qwen3-0.6b", help="of the model (default: %(default)s)"
+    )
     parser.add_argument("--minutes", type=float, default=30, help="start no step after that")
     parser.add_argument("--port", type=int, help="where the stack listens; 20 ports from here on")
     parser.add_argument("--keep", action="store_true", help="leave the stack up at the end")

@@ -1,16 +1,16 @@
 """A generated Llama with random bfloat16 weights: nothing is downloaded.
 
-Its large shape is that of Qwen3-0.6B: 28 layers, 8 KV heads of 128, 112 KiB of KV a token. Plain
-random weights would hide wrong KV, for their attention averages over all tokens and their logits
-are nearly equal. So queries and keys are as large as makes a head look at few tokens, and logits
-spread as those of trained models do; the step `edges` measures that answers tell prompts apart.
-The tokenizer is the tiny model's, where a byte is a token.
+Plain random weights would hide wrong KV, for their attention averages over all tokens and their
+logits are nearly equal. So queries and keys are as large as makes a head look at few tokens, and
+logits spread as those of trained models do; the step `edges` measures that answers tell prompts
+apart. The tokenizer is the tiny model's, where a byte is a token.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,20 +35,27 @@ class Shape:
     positions: int = 40_960
 
 
-LARGE = Shape(28, 1024, 3072, 16, 8, 128, 151_936)
+# Those of Qwen3-0.6B, with 112 KiB of KV a token, and of Llama 3.1 8B, with 128 KiB.
+SHAPES = {
+    "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 151_936),
+    "llama-8b": Shape(32, 4096, 14_336, 32, 8, 128, 128_256),
+}
 SMALL = Shape(4, 256, 512, 4, 2, 64, 1024)
+
+
+def folder_of(folder: Path, shape: Shape) -> Path:
+    """Return where the model of a shape is, or is to be."""
+    return folder / f"random-llama-{shape.layers}x{shape.hidden}"
 
 
 def make(folder: Path, shape: Shape) -> Path:
     """Return the folder of the model, made where it is not there yet."""
-    model = folder / f"random-llama-{shape.layers}x{shape.hidden}"
+    model = folder_of(folder, shape)
     if (model / "config.json").is_file():
         return model
-    import torch
     from safetensors.torch import save_file
 
     model.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(1)
     save_file(_weights(shape), str(model / "model.safetensors"), {"format": "pt"})
     tiny = ensure_tiny_model(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -77,28 +84,36 @@ def _config(shape: Shape, tiny: dict[str, Any]) -> dict[str, Any]:
 def _weights(shape: Shape) -> dict[str, Any]:
     import torch
 
-    def noise(rows: int, columns: int, std: float = 1.0) -> Any:
-        """Return weights that make outputs of this standard deviation from inputs of 1."""
-        return (torch.randn(rows, columns) * (std / columns**0.5)).to(torch.bfloat16)
-
-    ones = torch.ones(shape.hidden, dtype=torch.bfloat16)
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = {
-        "model.embed_tokens.weight": noise(shape.vocabulary, shape.hidden, shape.hidden**0.5),
-        "model.norm.weight": ones.clone(),
-        "lm_head.weight": noise(shape.vocabulary, shape.hidden, _LOGIT_STD),
+    # Name → rows, columns, and the standard deviation of outputs from inputs of 1.
+    noise = {
+        "model.embed_tokens": (shape.vocabulary, shape.hidden, shape.hidden**0.5),
+        "lm_head": (shape.vocabulary, shape.hidden, _LOGIT_STD),
     }
+    ones = ["model.norm"]
     for layer in range(shape.layers):
         at = f"model.layers.{layer}."
-        weights |= {
-            f"{at}input_layernorm.weight": ones.clone(),
-            f"{at}self_attn.q_proj.weight": noise(wide, shape.hidden, _SCORE_STD**0.5),
-            f"{at}self_attn.k_proj.weight": noise(narrow, shape.hidden, _SCORE_STD**0.5),
-            f"{at}self_attn.v_proj.weight": noise(narrow, shape.hidden),
-            f"{at}self_attn.o_proj.weight": noise(shape.hidden, wide),
-            f"{at}post_attention_layernorm.weight": ones.clone(),
-            f"{at}mlp.gate_proj.weight": noise(shape.intermediate, shape.hidden),
-            f"{at}mlp.up_proj.weight": noise(shape.intermediate, shape.hidden),
-            f"{at}mlp.down_proj.weight": noise(shape.hidden, shape.intermediate),
+        ones += [f"{at}input_layernorm", f"{at}post_attention_layernorm"]
+        noise |= {
+            f"{at}self_attn.q_proj": (wide, shape.hidden, _SCORE_STD**0.5),
+            f"{at}self_attn.k_proj": (narrow, shape.hidden, _SCORE_STD**0.5),
+            f"{at}self_attn.v_proj": (narrow, shape.hidden, 1.0),
+            f"{at}self_attn.o_proj": (shape.hidden, wide, 1.0),
+            f"{at}mlp.gate_proj": (shape.intermediate, shape.hidden, 1.0),
+            f"{at}mlp.up_proj": (shape.intermediate, shape.hidden, 1.0),
+            f"{at}mlp.down_proj": (shape.hidden, shape.intermediate, 1.0),
         }
-    return weights
+
+    def made(seed: int, rows: int, columns: int, std: float) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randn(rows, columns, generator=generator).to(torch.bfloat16)
+        return weight.mul_(std / columns**0.5)
+
+    # Torch makes random numbers in one thread, a hundred million a second.
+    with ThreadPoolExecutor() as pool:
+        weights = list(pool.map(made, range(len(noise)), *zip(*noise.values(), strict=True)))
+    named = {
+        **dict(zip(noise, weights, strict=True)),
+        **{name: torch.ones(shape.hidden, dtype=torch.bfloat16) for name in ones},
+    }
+    return {f"{name}.weight": weight for name, weight in named.items()}

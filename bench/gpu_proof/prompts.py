@@ -144,6 +144,32 @@ def rates(stack: Stack, tokens: int, rounds: int) -> dict[str, float]:
     }
 
 
+def tier_rates(stack: Stack, tokens: int, rounds: int) -> dict[str, float]:
+    """Measure first tokens: computed, from the memory of LMCache's server, and from Redis alone."""
+    eligible = eligible_tokens(tokens, CHUNK)
+    found: dict[str, list[float]] = {"computed": [], "from memory": [], "from Redis": []}
+    stack.timed("consumer-0", fresh(tokens))  # warms it up
+    before = stack.counters("consumer-0").external_hits
+    for _ in range(rounds):
+        found["computed"].append(stack.timed("consumer-0", fresh(tokens)))
+        for tier in ("from memory", "from Redis"):
+            prompt = fresh(tokens)
+            stack.ask("producer-0", prompt, 1)
+            if tier == "from Redis":
+                stack.drop_from_memory(prompt)
+            found[tier].append(stack.timed("consumer-0", prompt))
+    hits = stack.counters("consumer-0").external_hits - before
+    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
+    return {
+        "prompt, tokens": tokens,
+        "rounds": rounds,
+        **{f"first token {name}, s": round(took, 4) for name, took in medians.items()},
+        "computed / from memory": round(medians["computed"] / medians["from memory"], 2),
+        "computed / from Redis": round(medians["computed"] / medians["from Redis"], 2),
+        "tokens not loaded": 2 * rounds * eligible - int(hits),
+    }
+
+
 @dataclass(frozen=True)
 class Killed:
     """A prompt whose KV was there, in chunks, when what had it died."""

@@ -16,6 +16,7 @@ import httpx
 import redis
 
 from bench.gpu_proof import page
+from bench.gpu_proof.model import SHAPES, SMALL
 from bench.gpu_proof.results import ROOT, WRONG_ANSWERS, Result, Results, kit_commit
 from bench.gpu_proof.session import Session, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
@@ -115,7 +116,10 @@ def _session(asked: argparse.Namespace) -> Session | None:
         return None
     state = asked.state.absolute()
     state.mkdir(parents=True, exist_ok=True)
-    return Session(state, vendor, _port(asked, state), len(machine.gpus_of(vendor)), asked.short)
+    shape = SMALL if asked.short else SHAPES[asked.shape]
+    return Session(
+        state, vendor, _port(asked, state), len(machine.gpus_of(vendor)), shape, asked.short
+    )
 
 
 def _port(asked: argparse.Namespace, state: Path) -> int:

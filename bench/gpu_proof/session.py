@@ -18,6 +18,7 @@ import httpx
 import redis
 import yaml
 
+from bench.gpu_proof.model import Shape, folder_of
 from bench.gpu_proof.results import ROOT
 from deploy.config.choices import IN_ENGINES, Connector
 from deploy.metrics.engine import CacheCounters
@@ -28,6 +29,7 @@ from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.service import ServiceRole
 from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
+from deploy.workflows.check.second_tier import drop_from_memory
 from deploy.workflows.running import require_stack
 
 STACK = "gpu-proof"
@@ -63,13 +65,15 @@ class Session:
 
     Attributes:
         state: the folder that holds all of it.
-        small: a small model and short prompts, for machines without a GPU.
+        shape: of the model.
+        small: short prompts, for machines without a GPU.
     """
 
     state: Path
     vendor: str
     port: int
     gpus: int
+    shape: Shape
     small: bool
 
     @property
@@ -86,10 +90,10 @@ class Session:
 
     def model(self) -> Path:
         """Return the model of the step `model`."""
-        found = sorted(self.models.glob("random-llama-*/config.json"))
-        if not found:
+        folder = folder_of(self.models, self.shape)
+        if not (folder / "config.json").is_file():
             raise StepFailed("there is no model yet; try: --only model")
-        return found[0].parent
+        return folder
 
     def stack(self, setup: Setup = Setup(), *, check: bool = False) -> Stack:
         """Return the stack, started or restarted where it is not up like this.
@@ -223,6 +227,15 @@ class Stack:
         for service in running.stack.services:
             if service.role == role:
                 os.kill(running.state.services[service.name].pid, signal.SIGKILL)
+
+    def drop_from_memory(self, prompt: list[int]) -> None:
+        """Have LMCache's server drop a prompt's KV from its memory once Redis has it.
+
+        Raises:
+            StepFailed: Redis does not get it in time.
+        """
+        if not drop_from_memory(require_stack(self.session.home, STACK), prompt):
+            raise StepFailed("Redis does not get a prompt's KV in time")
 
     def says(self, text: str) -> bool:
         """Tell whether the log of every engine has a text."""

@@ -42,7 +42,7 @@ def tools(session: Session) -> Found:
 
 
 def make_model(session: Session) -> Found:
-    folder = model.make(session.models, model.SMALL if session.small else model.LARGE)
+    folder = model.make(session.models, session.shape)
     size = (folder / "model.safetensors").stat().st_size
     return {"model": folder.name, "weights, MB": round(size / 1e6)}, []
 
@@ -116,6 +116,13 @@ def two_gpus(session: Session) -> Found:
 def server_long(session: Session) -> Found:
     crossing = prompts.cross(session.stack(_SERVER), 4000 if session.small else 32_000)
     return {"prompts": [crossing.row()]}, crossing.failures
+
+
+def server_path(session: Session) -> Found:
+    tokens, rounds = (2000, 2) if session.small else (8000, 5)
+    facts = prompts.tier_rates(session.stack(_SERVER), tokens, rounds)
+    lost = facts["tokens not loaded"]
+    return facts, [f"{lost} tokens were not loaded"] if lost else []
 
 
 def server_killed(session: Session) -> Found:
@@ -225,6 +232,7 @@ STEPS: tuple[Step, ...] = (
         for name, title, run, gpus in (
             ("", "`check`, with Redis alone, and prompts around two chunks", _by_server(1), 0),
             ("-long", "one long prompt", server_long, 0),
+            ("-path", "first tokens: computed, from its memory, from Redis", server_path, 0),
             ("-killed", "killed when it has a prompt, and started again", server_killed, 0),
             ("-two-gpus", "producer and consumer on a GPU each", _by_server(2), 2),
         )

@@ -18,7 +18,7 @@ import pytest
 
 from bench.gpu_proof import page, prompts, run, steps, vendor_tools
 from bench.gpu_proof.install import InstallFailed, engines_python, install, require
-from bench.gpu_proof.model import LARGE, _config
+from bench.gpu_proof.model import SHAPES, _config
 from bench.gpu_proof.results import ROOT, WRONG_ANSWERS, Result, Results
 from bench.gpu_proof.session import Session, Stack, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
@@ -70,6 +70,7 @@ class Ran:
     def __call__(self, *, began: float = 1e12, **options: Any) -> int:
         self.ran.clear()
         plain = {"only": None, "minutes": 30.0, "port": 20000, "keep": False, "short": True}
+        plain["shape"] = "qwen3-0.6b"
         asked = {"cpu": True, "state": self.folder, "results": self.folder / "page.md"}
         return run.run(argparse.Namespace(**plain | asked | options), began=began)
 
@@ -306,6 +307,43 @@ def test_a_prompt_not_loaded_whole_fails(engines: Engines, said: str) -> None:
     assert said in failure
 
 
+@dataclass
+class Tiers:
+    """Engines and a server whose tiers take a known time, and whose Redis may have nothing."""
+
+    in_redis: bool = True
+    hits: int = 0
+    dropped: bool = False
+    stored: list[int] = field(default_factory=list)
+
+    def timed(self, _whom: str, prompt: list[int]) -> float:
+        if prompt != self.stored:
+            return 4.0
+        dropped, self.dropped = self.dropped, False
+        if dropped and not self.in_redis:
+            return 4.0
+        self.hits += 1792
+        return 2.0 if dropped else 1.0
+
+    def ask(self, _whom: str, prompt: list[int], _tokens: int) -> None:
+        self.stored = prompt
+
+    def drop_from_memory(self, _prompt: list[int]) -> None:
+        self.dropped = True
+
+    def counters(self, _whom: str) -> Any:
+        return argparse.Namespace(external_hits=self.hits)
+
+
+def test_first_tokens_are_timed_by_tier() -> None:
+    facts = prompts.tier_rates(cast(Stack, Tiers()), 2000, 2)
+    assert facts["computed / from memory"] == 4 and facts["computed / from Redis"] == 2
+    assert facts["tokens not loaded"] == 0
+    assert prompts.tier_rates(cast(Stack, Tiers(in_redis=False)), 2000, 2)["tokens not loaded"] == (
+        2 * 1792
+    )
+
+
 def test_other_tokens_have_no_difference_in_numbers() -> None:
     assert prompts.told(math.inf) == "other tokens"
     assert prompts.told(0.12345) == 0.123
@@ -316,9 +354,11 @@ def test_noise_is_allowed_for() -> None:
     assert crossed(Engines(noise=0.03, loaded=0.5)).failures != []
 
 
-def test_the_large_model_has_the_kv_of_its_pattern() -> None:
-    shape = resolve_model("tiny", tiny_path=Path(), tiny_config=_config(LARGE, config_json())).shape
-    assert shape is not None and shape.kv_bytes_per_token(2) == 114_688
+def test_models_have_the_kv_of_their_patterns() -> None:
+    for name, kv_bytes in (("qwen3-0.6b", 114_688), ("llama-8b", 131_072)):
+        config = _config(SHAPES[name], config_json())
+        shape = resolve_model("tiny", tiny_path=Path(), tiny_config=config).shape
+        assert shape is not None and shape.kv_bytes_per_token(2) == kv_bytes
 
 
 # The vendor's tools.
