@@ -24,14 +24,14 @@ from bench.redis_path.server import Server, redis_server
 ENGINES = (1, 2)
 VALUES_MIB = (4, 16)
 _REDIS_MIB = 2048
-_IO = ("--io-threads", "2")
+_IO = ("--io-threads", "4")
 # Name → how many Redis, and their further options. The first is what all are compared with.
 VARIANTS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "1 shard": (1, ()),
     "2 shards": (2, ()),
     "4 shards": (4, ()),
-    "1 shard, 2 io-threads": (1, _IO),
-    "1 shard, 2 io-threads that read": (1, (*_IO, "--io-threads-do-reads", "yes")),
+    "8 shards": (8, ()),
+    "1 shard, 4 io-threads": (1, _IO),
 }
 ONE = "1 shard"
 

@@ -132,7 +132,7 @@ class RedisSpec(Strict):
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), BeforeValidator(no_boolean)] | None = Field(
         None,
         description="number of Redis servers that share the keys and memory_gib; default: one per "
-        "GPU, at most one per 16 CPUs and at most 8; 1 without GPUs",
+        "4 CPUs, at most 4, or as many as GPUs up to 8; 1 without GPUs",
     )
     url_file: HostPath | None = Field(
         None,

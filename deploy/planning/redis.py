@@ -9,9 +9,10 @@ from deploy.errors import ConfigError, NamedSetting
 from deploy.planning.inventory import Inventory
 from deploy.planning.topology import Topology
 
-# A shard keeps one processor busy, and the kernel's part of the transfer another. Engines and the
-# rest of the machine need most of them.
-_CPUS_A_SHARD = 16
+# While KV moves, a shard keeps one processor busy. On 16 processors four shards moved up to three
+# times as much KV as one, for a tenth to a fifth more processor time: docs/results/redis-shards.md
+_CPUS_A_SHARD = 4
+_ENOUGH_SHARDS = 4
 _MOST_SHARDS = 8
 
 
@@ -30,15 +31,16 @@ class RedisPlan:
 
 
 def shard_count(spec: SettledSpec, inventory: Inventory, *, gpus: int) -> int:
-    """Return the number of shards: as set, else one per GPU, if there are processors for them.
+    """Return the number of shards: as set, else one for every few processors, up to a limit.
 
-    LMCache's own client supports one.
+    LMCache's own client supports one, and on CPUs engines need the processors.
     """
     if spec.redis.shards is not None:
         return spec.redis.shards
-    if spec.redis.client == "lmcache" or spec.redis.url_file:
+    if spec.redis.client == "lmcache" or spec.redis.url_file or not gpus:
         return 1
-    return max(1, min(gpus, inventory.cpus // _CPUS_A_SHARD, _MOST_SHARDS))
+    limit = min(max(_ENOUGH_SHARDS, gpus), _MOST_SHARDS)
+    return max(1, min(inventory.cpus // _CPUS_A_SHARD, limit))
 
 
 def redis_shards(port: int, count: int, memory_mib: int) -> tuple[RedisPlan, ...]:

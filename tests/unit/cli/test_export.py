@@ -13,12 +13,12 @@ def test_export_prints_the_next_commands(deploy_here: Callable[..., Ended], tmp_
     argv = ("export", "kubernetes", "--vendor", "cuda", "--gpus", "4", "-o", "out dir")
     ended = deploy_here(*argv, cwd=tmp_path, home=tmp_path / "home")
     assert (ended.code, ended.stderr) == (0, "")
-    assert "overlays/cuda: 3 redis, 2 producer, 2 consumer, 2 router" in ended.stdout
+    assert "overlays/cuda: 4 redis, 2 producer, 2 consumer, 2 router" in ended.stdout
     assert "kubectl apply -k 'out dir'/overlays/cuda" in ended.stdout
     assert (tmp_path / "out dir" / "overlays" / "cuda" / "kustomization.yaml").is_file()
     again = deploy_here(*argv, "--json", cwd=tmp_path, home=tmp_path / "home")
     data = json.loads(again.stdout)["data"]
-    assert data["pods"] == {"cuda": {"redis": 3, "producer": 2, "consumer": 2, "router": 2}}
+    assert data["pods"] == {"cuda": {"redis": 4, "producer": 2, "consumer": 2, "router": 2}}
     assert data["then"][1].startswith("kubectl -n pdkit create secret generic pdkit ")
 
 

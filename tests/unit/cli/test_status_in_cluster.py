@@ -108,13 +108,13 @@ def test_a_healthy_stack_is_reported_as_healthy(
     assert data["image"].startswith("pdkit/vllm-cuda:")
     names = [(one["name"], one["role"], one["condition"]) for one in data["services"]]
     assert names == [
-        ("redis-0", "redis", "ready"), ("redis-1", "redis", "ready"),
+        *((f"redis-{number}", "redis", "ready") for number in range(4)),
         ("producer-0", "producer", "ready"),
         ("consumer-0", "consumer", "ready"), ("consumer-1", "consumer", "ready"),
         ("router-7d9f-0", "router", "ready"), ("router-7d9f-1", "router", "ready"),
     ]  # fmt: skip
     assert all(one["uptime_s"] > 0 and one["restarts"] == 0 for one in data["services"])
-    assert data["services"][2]["log"] == f"{TYPED} logs producer-0"
+    assert data["services"][4]["log"] == f"{TYPED} logs producer-0"
     assert kubectl.asked[1:2] == [
         "--context=here --namespace=pdkit --request-timeout=30s get pods,statefulsets,deployments"
         " --selector=app.kubernetes.io/name=pdkit --output=json"

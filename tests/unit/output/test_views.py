@@ -124,7 +124,7 @@ class TestPlan:
         text = plan_view(made)
         rows = [re.split(r"  +", line) for line in text.splitlines()]
         assert [row[2] for row in rows if row[0] == "consumer-0"] == ["GPU 2,3"]
-        assert [row[3] for row in rows if row[0] == "redis"] == ["-"], "no port"
+        assert [row[3] for row in rows if row[0] == "redis-0"] == ["-"], "no port"
         assert "image    mine/vllm:1" in text
         assert "note     assumed: 4 GPUs of 80 GiB" in text
         assert plan_data(made)["redis"]["port"] == 0

@@ -293,9 +293,18 @@ class TestRights:
         assert limits["memory"] == f"{48 * 1024}m"
 
     def test_redis_has_room_beyond_its_maxmemory(self, contained: Make) -> None:
-        made = contained(redis={"memory_gib": 4})
+        made = contained(redis={"memory_gib": 4, "shards": 1})
         limit = made.services["redis"]["deploy"]["resources"]["limits"]["memory"]
         assert int(limit.removesuffix("m")) > 4096 * 5 // 4
+
+
+def is_redis(name: str) -> bool:
+    """Tell whether a service is the kit's Redis, or a shard of it."""
+    return name.partition("-")[0] == "redis"
+
+
+def has_redis(case: Case) -> bool:
+    return any(map(is_redis, case.services))
 
 
 def uses_lmcache_inside(case: Case) -> bool:
@@ -307,24 +316,25 @@ class TestNetworks:
     def test_services_are_in_their_networks(self, cases: list[Case]) -> None:
         for case in cases:
             for name, service in case.services.items():
-                expected = {"redis": ["store"]}.get(name, ["front"])
+                expected = ["store"] if is_redis(name) else ["front"]
                 # One that reaches Redis: LMCache's server, or an engine where there is none.
-                if name == "kv-server" and "redis" in case.services:
+                if name == "kv-server" and has_redis(case):
                     expected = ["store", *(["front"] if "prometheus" in case.services else [])]
-                if name in case.engines and "redis" in case.services and uses_lmcache_inside(case):
+                if name in case.engines and has_redis(case) and uses_lmcache_inside(case):
                     expected = ["store", "front"]
                 assert service["networks"] == expected, (case.name, name)
 
     def test_nothing_but_its_containers_reaches_the_store(self, cases: list[Case]) -> None:
         for case in cases:
-            if "redis" not in case.services:
+            if not has_redis(case):
                 assert set(case.document["networks"]) == {"front"}, case.name
                 continue
             store = case.document["networks"]["store"]
             assert store["internal"] is True
             options = store["driver_opts"]
             assert options["com.docker.network.bridge.inhibit_ipv4"] == "true", case.name
-            assert "ports" not in case.services["redis"], case.name
+            for name in filter(is_redis, case.services):
+                assert "ports" not in case.services[name], case.name
 
     def test_published_ports_are_unique_and_those_of_the_plan(self, cases: list[Case]) -> None:
         for case in cases:
@@ -355,7 +365,7 @@ class TestNetworks:
     def test_everybody_listens_where_others_reach_it(self, cases: list[Case]) -> None:
         for case in cases:
             for name, service in case.services.items():
-                if name in ("redis", "kv-server", *MONITORING):
+                if is_redis(name) or name in ("kv-server", *MONITORING):
                     continue
                 command = service["command"]
                 assert command[command.index("--host") + 1] == "0.0.0.0"  # noqa: S104 - said
@@ -366,7 +376,7 @@ class TestNetworks:
 
 def held_secret(case: Case) -> str:
     """Return the name of the secret that configuration files hold."""
-    return "redis_password" if "redis" in case.services else "redis_url"
+    return "redis_password" if has_redis(case) else "redis_url"
 
 
 class TestSecrets:
@@ -389,11 +399,10 @@ class TestSecrets:
             for path, text in case.document["x-pdkit"]["files"].items():
                 if Path(path).parent.name in MONITORING:
                     continue
-                found = re.findall(
-                    r"^requirepass (.*)$|redis://:(.*)@redis:6379$|pdkit.url: '(.*)'$", text, re.M
-                )
-                said = ["".join(groups) for groups in found]
-                assert said == [f"@{{{held_secret(case)}}}"], (case.name, path)
+                passwords = r"^requirepass (.*)$|redis://:(.*)@redis(?:-\d)?:6379$"
+                found = re.findall(rf"{passwords}|pdkit.url: '(.*)'$", text, re.M)
+                said = {"".join(groups) for groups in found}
+                assert said == {f"@{{{held_secret(case)}}}"}, (case.name, path)
 
     def test_placeholders_stand_only_in_what_is_shown_of_files(self, cases: list[Case]) -> None:
         for case in cases:
@@ -423,7 +432,9 @@ class TestSecrets:
                 assert path in [s["file"] for s in case.document["secrets"].values()], case.name
 
     def test_each_service_gets_only_its_secrets(self, contained: Make) -> None:
-        made = contained(model="owner/name", environ={"HF_TOKEN": TOKEN}, api_key_file="/k")
+        made = contained(
+            model="owner/name", environ={"HF_TOKEN": TOKEN}, api_key_file="/k", redis={"shards": 1}
+        )
 
         def given(name: str) -> set[str]:
             return {secret["source"] for secret in made.services[name]["secrets"]}
@@ -529,12 +540,12 @@ class TestDocument:
         ],
     )
     def test_engines_start_together(self, contained: Make, given: dict[str, Any]) -> None:
-        engines = contained(topology="1p2d", **given).engines
+        engines = contained(topology="1p2d", redis={"shards": 1}, **given).engines
         assert all(list(engine["depends_on"]) == ["redis"] for engine in engines.values())
 
     def test_engines_that_measure_a_gpu_start_one_after_the_other(self, contained: Make) -> None:
         """The size of this model's weights is unknown, so the plan cannot set the KV space."""
-        made = contained(gpus=1, topology="1p2d", model="owner/new")
+        made = contained(gpus=1, topology="1p2d", model="owner/new", redis={"shards": 1})
         needs = {name: list(engine["depends_on"]) for name, engine in made.engines.items()}
         assert needs == {
             "producer-0": ["redis"],
@@ -569,7 +580,7 @@ class TestDocument:
         made = contained(**OPTIONS["own-image"])
         images = {name: service["image"] for name, service in made.services.items()}
         assert images == {
-            "redis": "pdkit/redis:6.2.14",
+            **{f"redis-{number}": "pdkit/redis:6.2.14" for number in range(4)},
             "producer-0": "registry.example:5000/mine/vllm:1",
             "consumer-0": "registry.example:5000/mine/vllm:1",
             "router": "mine/router:2",

@@ -32,7 +32,7 @@ PLAIN = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "DOCKER_HOST": "uni
 def spoiled(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document with a key that Compose does not know."""
     other = copy.deepcopy(document)
-    other["services"]["redis"]["restarts"] = "always"
+    other["services"]["router"]["restarts"] = "always"
     return other
 
 

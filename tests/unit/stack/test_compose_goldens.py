@@ -23,19 +23,19 @@ HEAD = """\
 # To get your own document with all its files: deploy render --vendor {vendor} -o FOLDER
 """
 EXAMPLES = ("cpu-1p1d", "cuda-1p1d", "rocm-1p1d")
-ONE_REDIS = {"redis": {"shards": 1}}
 CASES: dict[str, dict[str, Any]] = {
     "cuda-1p1d": {"vendor": "cuda"},
     "cuda-1p3d-layerwise": {"vendor": "cuda", "topology": "1p3d", **OPTIONS["layerwise"]},
     "cuda-4p4d": {
-        "vendor": "cuda", "machine": machine_with("cuda", *range(8)), "gpus": 8, **ONE_REDIS,
+        "vendor": "cuda", "machine": machine_with("cuda", *range(8)), "gpus": 8,
+        "redis": {"shards": 4},
     },
-    "cuda-shards": {"vendor": "cuda", "machine": machine_with("cuda", 0, 1), "gpus": 2},
+    "cuda-one-redis": {"vendor": "cuda", "redis": {"shards": 1}},
     "cuda-tp2": {"vendor": "cuda", "gpus": 4, "tp": 2},
     "cuda-shared": {"vendor": "cuda", "gpus": 1},
     "cuda-lmcache-mp": {
         "vendor": "cuda", "connector": "lmcache-mp", "machine": machine_with("cuda", 0, 1),
-        "gpus": 2, **ONE_REDIS,
+        "gpus": 2,
     },
     "cuda-cdi": {"vendor": "cuda", **OPTIONS["cdi"]},
     "cuda-hub-token-everywhere": {
@@ -47,7 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "rocm-tp2": {
         "vendor": "rocm", "machine": machine_with("rocm", 0, 1, 2, 3), "gpus": 4, "tp": 2,
-        **ONE_REDIS,
     },
     "rocm-shared-folder": {"vendor": "rocm", "gpus": 1, **OPTIONS["folder"]},
     "cuda-2a-tp2": {"vendor": "cuda", "topology": "2a", "tp": 2},
