@@ -111,8 +111,8 @@ def test_pairs_are_judged_by_the_table(
     [
         ("cpu", "0.32.0", "0.5.6", "tested", "cpu", "lmcache"),
         ("cuda", "0.25.1", "0.5.3", "unknown", "", "lmcache"),
-        ("cuda", "0.32.0", "0.5.6", "derived", "mp-torch-2.13", "lmcache-mp"),
-        ("cuda", "0.32.0+cu130", "0.5.6", "derived", "mp-torch-2.13", "lmcache-mp"),
+        ("cuda", "0.32.0", "0.5.6", "tested", "mp-torch-2.13", "lmcache-mp"),
+        ("cuda", "0.32.0+cu130", "0.5.6", "tested", "mp-torch-2.13", "lmcache-mp"),
         ("cuda", "0.31.0", "0.5.6", "unknown", "", "lmcache"),
         # torch 2.14 lacks what LMCache's wheel needs.
         ("cuda", "0.33.0", "0.5.6", "known_bad", "torch-2.14-abi", "lmcache"),
