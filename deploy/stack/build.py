@@ -90,7 +90,6 @@ def _socket(path: str) -> tuple[str, ...]:
 
 def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -> Service:
     file = _lmcache_file(engine, plan, layout) if plan.uses_redis else None
-    stores = (plan.kv_server,) if plan.kv_server else plan.redis
     return Service(
         name=engine.name,
         role=engine.role,
@@ -101,7 +100,8 @@ def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -
         ready_s=plan.spec.timeouts.ready_s,
         env=engine_env(engine, plan, layout, (file.target or file.path) if file else ""),
         files=(file,) if file else (),
-        depends_on=(*(store.name for store in stores), *before),
+        # Not on LMCache's server: an engine waits for it by itself, up to five minutes.
+        depends_on=(*(shard.name for shard in plan.redis), *before),
         devices=engine.devices,
         memory_mib=engine.memory_mib,
     )

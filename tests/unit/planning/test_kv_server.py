@@ -39,7 +39,7 @@ def test_engines_use_the_server_and_the_server_redis(prepared: Make) -> None:
     assert [one.name for one in stack.stores] == ["redis", "kv-server"]
     assert server.depends_on == ("redis",)
     for name in ("producer-0", "consumer-0"):
-        assert server.name in stack.service(name).depends_on
+        assert stack.service(name).depends_on == ("redis",), "the server starts beside it"
         assert stack.service(name).files == (), "LMCache inside the engine is not configured"
 
 
