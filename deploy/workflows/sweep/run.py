@@ -153,7 +153,7 @@ def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> Ben
     certain is measured in the first one only.
     """
     if which[1]:
-        options = replace(options, one_user_requests=0, router_requests=0)
+        options = replace(options, one_user_requests=0, router_requests=0, hop_requests=0)
     if options.slo is None:  # a round is a repeat
         return replace(
             options, concurrency=sweep.concurrency, repeats=1, within=None, whole_file=False

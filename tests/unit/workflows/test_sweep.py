@@ -144,8 +144,11 @@ class TestRuns:
         assert second[1].rate == pytest.approx(10.1, rel=0.05), "as many engines as the first"
         assert second[1].pass_s == 6.0
         assert {options.seed for _, options in stacks.loads} == {0}, "the same requests for all"
-        once = [(one.one_user_requests > 0, one.router_requests > 0) for _, one in stacks.loads]
-        assert once == 3 * [(True, True)] + 12 * [(False, False)], "in the first round only"
+        once = [
+            {one.one_user_requests > 0, one.router_requests > 0, one.hop_requests > 0}
+            for _, one in stacks.loads
+        ]
+        assert once == 3 * [{True}] + 12 * [{False}], "in the first round only"
 
     def test_topologies_get_the_same_load_without_an_slo(self, home: Home) -> None:
         stacks = Stacks()
