@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import runpy
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -30,6 +33,57 @@ from pdkit_connector.worker_socket import NAME_ENV, engine_name
 )
 def test_extra_configuration_is_read_from_the_arguments(argv, found):
     assert serve.extra_config(argv) == found
+
+
+@pytest.mark.parametrize(
+    ("argv", "may"),
+    [
+        ((), False),
+        (("--model", "m", "--kv-cache-memory-bytes", "1", "--middleware", "config"), False),
+        (("--kv-transfer-config", "{}"), True),
+        (("--kv_transfer_config={}",), True),
+        (("--kv-transfer-config.kv_role", "kv_both"), True),
+        (("--kv-offloading-backend", "lmcache"), True),
+        (("--config=engine.yaml",), True),
+    ],
+)
+def test_every_way_to_name_a_connector_is_seen(argv, may):
+    assert serve.may_load_connector(argv) is may
+
+
+@pytest.mark.parametrize(("argv", "fixes"), [((), 0), (("--kv-transfer-config", "{}"), 1)])
+def test_only_an_engine_with_a_connector_gets_fixes(monkeypatch, argv, fixes):
+    applied = []
+    monkeypatch.setattr(serve, "discover", list)
+    monkeypatch.setattr(serve.Registry, "apply", lambda *_: applied.append(1))
+    serve.check(argv)
+    assert len(applied) == fixes
+
+
+def printed_by(code: str, *argv: str) -> str:
+    done = subprocess.run(
+        (sys.executable, "-c", code, *argv),
+        env={**os.environ, "PYTHONPATH": str(Path(serve.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+CHECK = """
+import sys
+from pdkit_connector import serve
+serve.check(sys.argv[1:])
+print("lmcache" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("argv", "imported"), [((), "False"), (("--config", "none"), "True")])
+def test_only_an_engine_with_a_connector_imports_lmcache(argv, imported):
+    assert printed_by(CHECK, *argv) == imported
 
 
 @pytest.fixture

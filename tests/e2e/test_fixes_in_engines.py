@@ -424,7 +424,7 @@ def test_a_fix_that_does_not_take_stops_an_engine_started_by_hand(never_takes: D
     """As the rendered files start it: before any of vLLM's cores, with the same words."""
     kit = never_takes.home / "deploy" / "connector"
     ran = subprocess.run(
-        (sys.executable, "-m", "pdkit_connector.serve", "--model", "none"),
+        (sys.executable, "-m", "pdkit_connector.serve", "--kv-transfer-config", "{}"),
         env={**os.environ, "PYTHONPATH": str(kit)},
         capture_output=True,
         text=True,

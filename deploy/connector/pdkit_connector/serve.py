@@ -1,7 +1,8 @@
 """Start vLLM's API server after every fix has been applied: `python -m pdkit_connector.serve`.
 
 vLLM makes its connector late, when the model is loaded. What would fail then fails here first, in
-the seconds that it takes to import what the server imports anyway. Arguments are vLLM's own.
+the seconds that it takes to import what the server imports anyway. An engine without a connector
+needs no fix. Arguments are vLLM's own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pdkit_connector.worker_socket import engine_name, make_unguessable
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _KV_TRANSFER = "--kv-transfer-config"
+# All by which vLLM may be told to load a connector, short forms and files included.
+_CONNECTOR_OPTIONS = ("--kv-t", "--kv-o", "--config")
 _POLL_S = 1e-4  # of steps that take some milliseconds
 MP_MODULE = "pdkit_connector.mp_connector"
 
@@ -107,6 +110,8 @@ def without_garbage_collection() -> Iterator[None]:
 def check(argv: Sequence[str]) -> None:
     """Read the server's key, and apply every fix in this process, which holds no KV.
 
+    The fixes are for LMCache: an engine without a connector imports neither.
+
     Raises:
         ConnectorError: there is no key.
         ImportError: vLLM or LMCache itself is broken, which fixes cannot help.
@@ -115,8 +120,11 @@ def check(argv: Sequence[str]) -> None:
     """
     if MIDDLEWARE in argv:
         read_key()
-    import lmcache  # noqa: F401
     from vllm.config import VllmConfig  # noqa: F401
+
+    if not may_load_connector(argv):
+        return
+    import lmcache  # noqa: F401
 
     if transfer_config(argv).get("kv_connector_module_path") == MP_MODULE:
         return  # the fixes are for LMCache inside the engine
@@ -133,6 +141,11 @@ def publish_counts() -> None:
         from prometheus_client import REGISTRY
 
         REGISTRY.register(EngineCollector(name))
+
+
+def may_load_connector(argv: Sequence[str]) -> bool:
+    """Return whether vLLM's arguments can name a connector; vLLM reads `_` there as `-`."""
+    return any(arg.replace("_", "-").startswith(_CONNECTOR_OPTIONS) for arg in argv)
 
 
 def extra_config(argv: Sequence[str]) -> dict[str, Any]:
