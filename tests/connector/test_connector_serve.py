@@ -86,6 +86,25 @@ def test_only_an_engine_with_a_connector_imports_lmcache(argv, imported):
     assert printed_by(CHECK, *argv) == imported
 
 
+ORDER = """
+import sys
+from pdkit_connector import fork_server, serve
+fork_server.preload = fork_server.start = lambda: None
+if sys.argv[1] == "serve":
+    serve.fork_cores_on_cpus()
+else:
+    import vllm.config
+names = list(sys.modules)
+print(names.index("transformers.utils.import_utils") < names.index("importlib_metadata"))
+"""
+
+
+@pytest.mark.parametrize(("first", "quick"), [("serve", "True"), ("vllm", "False")])
+def test_transformers_looks_at_packages_before_that_becomes_slow(first, quick):
+    """vLLM's own order shows what the test would see if `serve` did nothing."""
+    assert printed_by(ORDER, first) == quick
+
+
 @pytest.fixture
 def started(monkeypatch):
     """Note what would be run as the server."""

@@ -60,6 +60,9 @@ def fork_cores_on_cpus() -> None:
     Raises:
         ImportError: vLLM itself is broken.
     """
+    # Before vLLM, which imports `importlib_metadata`: from then on, transformers' look at the
+    # installed packages asks for each of their files whether it exists.
+    import transformers.utils.import_utils  # noqa: F401
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
