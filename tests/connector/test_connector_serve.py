@@ -105,6 +105,22 @@ def test_transformers_looks_at_packages_before_that_becomes_slow(first, quick):
     assert printed_by(ORDER, first) == quick
 
 
+COMPILER = """
+import importlib, sys
+from pdkit_connector import fork_server, serve
+fork_server.preload = fork_server.start = lambda: None
+serve.fork_cores_on_cpus()
+name = "torch._inductor.lowering"
+print(name in sys.modules, bool(importlib.import_module(name).FALLBACK_ALLOW_LIST))
+"""
+
+
+@pytest.mark.parametrize(("off", "seen"), [("1", "False True"), ("0", "True True")])
+def test_the_compiler_is_imported_only_where_something_may_be_compiled(monkeypatch, off, seen):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", off)
+    assert printed_by(COMPILER) == seen
+
+
 @pytest.fixture
 def started(monkeypatch):
     """Note what would be run as the server."""

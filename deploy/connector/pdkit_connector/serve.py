@@ -11,6 +11,7 @@ import contextlib
 import gc
 import itertools
 import json
+import os
 import runpy
 import sys
 import time
@@ -63,6 +64,9 @@ def fork_cores_on_cpus() -> None:
     # Before vLLM, which imports `importlib_metadata`: from then on, transformers' look at the
     # installed packages asks for each of their files whether it exists.
     import transformers.utils.import_utils  # noqa: F401
+
+    with without_inductor():
+        import vllm  # noqa: F401
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -70,6 +74,24 @@ def fork_cores_on_cpus() -> None:
         sleep_between_polls()
         allow_amx()
         fork_server.start()
+
+
+@contextlib.contextmanager
+def without_inductor() -> Iterator[None]:
+    """For vLLM's import: it imports Torch's compiler only to change it, and goes on if it cannot.
+
+    Where Dynamo is off nothing is compiled. Whatever asks for the compiler later gets it.
+    """
+    name = "torch._inductor.lowering"
+    hidden = os.environ.get("TORCHDYNAMO_DISABLE") == "1" and name not in sys.modules
+    modules: dict[str, Any] = sys.modules  # None is what makes an import fail
+    if hidden:
+        modules[name] = None
+    try:
+        yield
+    finally:
+        if hidden:
+            del modules[name]
 
 
 def sleep_between_polls() -> None:
