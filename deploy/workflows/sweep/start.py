@@ -79,6 +79,12 @@ def plan_sweep(
             refused[candidate.name] = exc
     if len(refused) == len(stacks):
         raise _none_fits(list(refused.values()))
+    if len(fitting := stacks.keys() - refused.keys()) == 1:
+        left_out, why = next(iter(refused.items()))
+        raise MachineError(
+            f"bench sweep: nothing to compare {fitting.pop()} with; {left_out}: {why.message}",
+            hint="deploy bench sweep --gpus 2, or name other --topologies",
+        )
     return Planned(without_split(asked, plain=False), vendor.slot, stacks, refused)
 
 

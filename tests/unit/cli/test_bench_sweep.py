@@ -44,11 +44,15 @@ def test_one_that_is_too_big_is_left_out_of_the_dry_run_with_its_reason(
 ) -> None:
     monkeypatch.setattr(host, "available_memory_mib", lambda: 12 << 10)
     (tmp_path / "deploy.yaml").write_text("redis: {memory_gib: 0.1}\nengine: {kv_cache_gib: 0.1}\n")
-    options = ("--runtime", "process", "--vendor", "cpu", "--topologies", "1a,9a", "--dry-run")
+    options = ("--runtime", "process", "--vendor", "cpu", "--topologies", "1a,1p1d,9a", "--dry-run")
     ended = deploy_here("bench", "sweep", *options, cwd=tmp_path, home=tmp_path / "home")
     assert ended.code == 0, ended.stderr
     assert "left out: 9a: the stack's 9 engines and Redis are expected to need" in ended.stdout
-    assert "5 runs" in ended.stdout
+    assert "10 runs" in ended.stdout
+    alone = [one.replace("1a,", "") for one in options]
+    ended = deploy_here("bench", "sweep", *alone, cwd=tmp_path, home=tmp_path / "home")
+    assert ended.code == 3
+    assert "nothing to compare 1p1d with; 9a: the stack's 9 engines" in ended.stderr
 
 
 def test_too_many_engines_are_refused_by_the_planner(

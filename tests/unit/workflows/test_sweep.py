@@ -169,7 +169,7 @@ class TestRuns:
 
     def test_users_do_not_depend_on_what_fits(self, home: Home) -> None:
         little = NotEnoughMemory("9 GiB are available")
-        plan = plan_sweep(StackSpec(vendor="cpu"), "2a,1p2d", 18000, refusing("1p2d", little))
+        plan = plan_sweep(StackSpec(vendor="cpu"), "1a,2a,1p2d", 18000, refusing("1p2d", little))
         settings = replace(SETTINGS, slo=None, options=BenchOptions())
         assert open_sweep(home, plan, settings, None)[1].concurrency == 12
 
