@@ -82,13 +82,18 @@ def long(session: Session) -> Found:
 
 
 def path(session: Session) -> Found:
-    tokens, rounds = (2000, 2) if session.small else (8000, 5)
+    tokens, rounds = _timed_prompts(session)
     facts = prompts.rates(session.stack(), tokens, rounds)
     lost = facts["chunks not loaded"]
     wanted = rounds * (tokens // prompts.CHUNK)
     if lost or facts["chunks loaded"] < wanted:
         return facts, [f"{facts['chunks loaded']:g} of {wanted} chunks loaded, {lost:g} lost"]
     return facts, []
+
+
+def _timed_prompts(session: Session) -> tuple[int, int]:
+    """Return how long the prompts are whose first tokens are timed, and how many rounds."""
+    return (2000, 2) if session.small else (8000, 5)
 
 
 def redis_killed(session: Session) -> Found:
@@ -119,7 +124,7 @@ def server_long(session: Session) -> Found:
 
 
 def server_path(session: Session) -> Found:
-    tokens, rounds = (2000, 2) if session.small else (8000, 5)
+    tokens, rounds = _timed_prompts(session)
     facts = prompts.tier_rates(session.stack(_SERVER), tokens, rounds)
     lost = facts["tokens not loaded"]
     return facts, [f"{lost} tokens were not loaded"] if lost else []

@@ -70,8 +70,10 @@ class Ran:
     def __call__(self, *, began: float = 1e12, **options: Any) -> int:
         self.ran.clear()
         plain = {"only": None, "minutes": 30.0, "port": 20000, "keep": False, "short": True}
-        plain["shape"] = "qwen3-0.6b"
-        asked = {"cpu": True, "state": self.folder, "results": self.folder / "page.md"}
+        asked = {
+            "cpu": True, "shape": "qwen3-0.6b",
+            "state": self.folder, "results": self.folder / "page.md",
+        }  # fmt: skip
         return run.run(argparse.Namespace(**plain | asked | options), began=began)
 
     @property
