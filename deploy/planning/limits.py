@@ -26,8 +26,9 @@ _UNKNOWN_TOKEN_BYTES = 160 * 1024  # of a 70B model, on each of two ranks
 # Bytes per second from Redis, all engines together, below which waiting is not worth it. One
 # thread of Redis moves four to eight times as much.
 _SLOWEST = 250_000_000
-# Extra time for a machine that is busy with something else.
-_LOOKUP_S, _SILENT_S, _BUSY_S = 0.5, 5.0, 10.0
+# Extra time for a machine that is busy with something else. Engines on CPUs compute on the cores
+# that a lookup needs.
+_LOOKUP_S, _LOOKUP_CPU_S, _SILENT_S, _BUSY_S = 0.5, 2.0, 5.0, 10.0
 _KEY_S = 20e-6
 # What Redis may have to send a rank, over all its connections, before it answers a lookup.
 _SENDER_BYTES = 8 * MIB
@@ -109,7 +110,8 @@ def redis_limits(
     silent_s = _SILENT_S + senders * (value or 0) / _SLOWEST
     staged_s = _BUSY_S + senders * staging / _SLOWEST
     keys = engines * (prompt or traffic.step) / spec.lmcache.chunk_size
-    lookup_s = _LOOKUP_S + senders * _SENDER_BYTES / _SLOWEST + keys * _KEY_S
+    busy_s = _LOOKUP_CPU_S if spec.vendor == "cpu" else _LOOKUP_S
+    lookup_s = busy_s + senders * _SENDER_BYTES / _SLOWEST + keys * _KEY_S
     return TransferLimits(
         ranks=traffic.ranks,
         token_bytes=traffic.token_bytes,
