@@ -50,11 +50,14 @@ def deploy(home: Path, *arguments: str) -> Any:
 
 
 @contextmanager
-def stack(home: Path, topology: str, port: int) -> Iterator[dict[str, float]]:
+def stack(home: Path, given: argparse.Namespace) -> Iterator[dict[str, float]]:
     """Run a stack; yields how long each service took to start."""
     names = ("--name", NAME)
+    options = ("--port", str(given.port), "--topology", given.topology)
+    if given.connector:
+        options += ("--connector", given.connector)
     try:
-        up = deploy(home, "up", *names, "--port", str(port), "--topology", topology)
+        up = deploy(home, "up", *names, *options)
         yield up["started"]
     finally:
         deploy(home, "down", *names)
@@ -77,6 +80,7 @@ def options() -> argparse.ArgumentParser:
     """Return the parser of this command's arguments."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--topology", default="2p2d")
+    made.add_argument("--connector", help="by default the one of the version pair")
     made.add_argument("--port", type=int, default=18000)
     made.add_argument("--clients", type=int, default=8)
     made.add_argument("--rounds", type=int, default=1)
@@ -125,7 +129,7 @@ def on_one_stack(
     """Try each fault once in each round, on a stack of their own."""
     if given.fault and all(results.has(name, seed) for name in given.fault for seed in seeds):
         return
-    with stack(folder, given.topology, given.port) as started:
+    with stack(folder, given) as started:
         find = partial(require_stack, Home.from_environ({"PDKIT_HOME": str(folder)}), NAME)
         print(f"starts: {json.dumps(started)}", flush=True)
         running = find()

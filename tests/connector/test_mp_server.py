@@ -47,6 +47,20 @@ from pdkit_connector import kv_server
 kv_server.copy_once = lambda: None
 kv_server.main()
 """
+# A server in which lookups take three seconds, where one second is too long.
+HANGING = """
+import functools, time
+from lmcache.v1.multiprocess.modules.lookup import LookupModule
+from pdkit_connector import hung_requests, kv_server
+hung_requests.HUNG_AFTER_S = 1.0
+lookup = LookupModule.lookup
+@functools.wraps(lookup)
+def hang(*args):
+    time.sleep(3)
+    return lookup(*args)
+LookupModule.lookup = hang
+kv_server.main()
+"""
 NUMBERS = itertools.count()
 
 
@@ -222,6 +236,22 @@ def test_the_script_api_is_disabled(sockets):
             answer = client.post("http://localhost/run_script", files=script)
         assert answer.status_code == 404
         assert answer.text.startswith("The /run_script API is disabled")
+
+
+def test_a_server_whose_requests_hang_says_so_until_they_are_answered(sockets):
+    def health():
+        with httpx.Client(transport=httpx.HTTPTransport(uds=sockets.pages), timeout=20) as client:
+            answer = client.get("http://localhost/healthcheck")
+        return answer.status_code, answer.json()["status"]
+
+    with sockets.served("-c", HANGING):
+        worker = registered(sockets)
+        asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{sockets.requests}"])
+        assert health() == (200, "healthy")
+        asking.maybe_submit_lookup_request("hangs", list(range(4 * BLOCK)))
+        eventually(lambda: health() == (503, "unhealthy"), 20)
+        eventually(lambda: health() == (200, "healthy"), 20)
+        worker.shutdown()
 
 
 def left(sockets):
