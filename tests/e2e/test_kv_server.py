@@ -195,6 +195,21 @@ def test_a_killed_server_costs_no_answer(
     assert kit.ok("check", "--name", NAME, "--quick")["hit_rate"]["eligible_rate"] == 1.0
 
 
+def test_a_killed_redis_costs_no_answer(kit: Deploy, engines: Engines, up: Any) -> None:
+    """The server goes on with what it has in memory."""
+    os.kill(kit.pid(NAME, "redis"), signal.SIGKILL)
+    asked = prompt("no redis up") + "?"
+    engines.ask("producer-0", asked)
+    answer, loaded = engines.ask_counting("consumer-0", asked)
+    assert loaded == 3 * CHUNK
+    assert answer.tokens == computed(engines, asked).tokens
+    failed = kit.run("check", "--name", NAME)
+    assert failed.code == 4 and "not running: redis" in failed.stderr, failed
+    again = kit.ok("up", "--resume", "--name", NAME)
+    assert set(again["started"]) == {"redis"}
+    in_redis(engines, prompt("redis again") + "?")
+
+
 def test_a_slow_server_touches_no_other_requests_kv(
     kit: Deploy, engines: Engines, up: Any
 ) -> None:  # fmt: skip

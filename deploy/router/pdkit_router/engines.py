@@ -107,6 +107,18 @@ class Engine:
                 raise
             return await self._answer(request)
 
+    async def health(self) -> State:
+        """Return whether it answers, and says that it can go on."""
+        try:
+            async with timeout(_ANSWER_S):
+                status, _ = await self.ask("GET", "/health")
+        except EngineLost as exc:
+            self.gone |= not exc.asked
+            return "down"
+        except TimeoutError:
+            return "silent"
+        return "up" if status == 200 else "down"
+
     async def _answer(self, request: bytes) -> tuple[int, bytes]:
         async with self.exchange(request) as exchange:
             await exchange.rest()
@@ -212,7 +224,7 @@ class HealthChecker:
         """Watch one engine forever."""
         missed = 0
         while True:
-            state = await self._state(engine)
+            state = await engine.health()
             if state == "up" and engine.state == "down" and not await self._greet(engine):
                 state = "down"
             if state == "up":
@@ -231,17 +243,6 @@ class HealthChecker:
             if all(one.asked for one in self._engines):
                 self.asked.set()
             await asyncio.sleep(_EVERY_S)
-
-    async def _state(self, engine: Engine) -> State:
-        try:
-            async with timeout(_ANSWER_S):
-                status, _ = await engine.ask("GET", "/health")
-        except EngineLost as exc:
-            engine.gone |= not exc.asked
-            return "down"
-        except TimeoutError:
-            return "silent"
-        return "up" if status == 200 else "down"
 
     async def _greet(self, engine: Engine) -> bool:
         """Learn an engine's model before clients reach it; warm up one that was restarted.

@@ -38,7 +38,7 @@ class NoEngine(Exception):
     """None is left to try.
 
     Attributes:
-        answer: what the last one answered, if it did.
+        answer: what the last one answered, if it did and is still there.
     """
 
     def __init__(self, answer: Exchange | None) -> None:
@@ -198,7 +198,7 @@ class Forwarder:
                             await use(engine, exchange)
                             return
                         await exchange.rest()
-                        answer = exchange
+                        answer = exchange if await engine.health() != "down" else None
                         broken += 1
             except EngineLost as exc:
                 broken += exc.asked

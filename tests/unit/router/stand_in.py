@@ -216,6 +216,12 @@ async def fails(engine: StandIn, to: Connection) -> None:
     await to.whole(500, b'{"error": {"message": "out of order"}}')
 
 
+async def fails_for_good(engine: StandIn, to: Connection) -> None:
+    """As vLLM's API server does when the core has died, until it ends itself."""
+    engine.healthy = False
+    await fails(engine, to)
+
+
 async def refuses(engine: StandIn, to: Connection) -> None:
     await to.whole(400, b'{"error": {"message": "bad temperature"}}')
 

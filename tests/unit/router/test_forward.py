@@ -222,7 +222,9 @@ class TestWhereAnEngineIsLost:
         assert len(asked(*router.consumers)) == 1
         assert router.count("errors") == before + 1
 
-    @pytest.mark.parametrize(("fault", "most"), [("fails", 1), ("breaks_off", 2), ("dies", 1)])
+    @pytest.mark.parametrize(
+        ("fault", "most"), [("fails", 1), ("fails_for_good", 1), ("breaks_off", 2), ("dies", 1)]
+    )
     def test_a_request_that_breaks_engines_does_not_reach_all(
         self, start_router: Start, fault: str, most: int
     ) -> None:
@@ -232,6 +234,7 @@ class TestWhereAnEngineIsLost:
             consumer.does = getattr(stand_in, fault)
         answer = router.client.post(COMPLETIONS, json=BODY)
         assert answer.status_code == (500 if fault == "fails" else 503)
+        assert answer.headers.get("retry-after") == (None if fault == "fails" else "1")
         assert "error" in answer.json()
         times = Counter(asked(*router.consumers))
         assert len(times) == 2, "the third is spared"
