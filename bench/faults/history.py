@@ -13,8 +13,6 @@ RESULTS = "results.jsonl"
 # One for each request. "refused" and "cut" are lost requests that the fault explains.
 OUTCOMES = ("right", "refused", "ended", "cut", "lost", "wrong", "late")
 BAD = ("wrong", "lost", "late")
-# In an event at the end of a stream: of the router, and of the only consumer, whose core has died.
-_TOLD = ("not complete", "EngineCore encountered an issue")
 AnswerVerdict = Literal["right", "wrong", "ended", "lost", "late"]
 
 
@@ -48,8 +46,8 @@ def verdict(asked: Asked, answers: Mapping[int, str], late_s: float) -> AnswerVe
     """
     expected = answers[asked.prompt]
     if asked.trouble:
-        told = any(said in asked.trouble for said in _TOLD)
-        if not (asked.stream and told):
+        told = asked.stream and "not complete" in asked.trouble
+        if not told:
             return "lost"
         return "ended" if expected.startswith(asked.text) else "wrong"
     if asked.status != 200:

@@ -1,7 +1,7 @@
 """What the supervisor remembers about each service, and how it detects one that hangs.
 
-A service hangs if it served, still runs, and has not answered for long. Or it answers, but its
-core, another process, has stopped: requests wait, and nothing is computed.
+A service hangs if it served, still runs, and has failed its health checks for long. Or it answers,
+but its core, another process, has stopped: requests wait, and nothing is computed.
 """
 
 from __future__ import annotations

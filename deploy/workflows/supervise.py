@@ -138,7 +138,7 @@ class Supervisor:
             life.work.probe(lambda: waited_for(running, service), time.monotonic())
         limits = running.prepared.spec.timeouts
         if life.liveness.silent_s > limits.hung_s:
-            text = f"has not answered for {life.liveness.silent_s:g} s"
+            text = f"has failed its health checks for {life.liveness.silent_s:g} s"
         elif life.work.still_s > limits.stuck_s:
             text = f"has requests and has computed nothing for {life.work.still_s:g} s"
         else:

@@ -47,7 +47,7 @@ from pdkit_connector import kv_server
 kv_server.copy_once = lambda: None
 kv_server.main()
 """
-# A server in which lookups take three seconds, where one second is too long.
+# A server in which lookups take ten seconds, where one second is too long.
 HANGING = """
 import functools, time
 from lmcache.v1.multiprocess.modules.lookup import LookupModule
@@ -56,7 +56,7 @@ hung_requests.HUNG_AFTER_S = 1.0
 lookup = LookupModule.lookup
 @functools.wraps(lookup)
 def hang(*args):
-    time.sleep(3)
+    time.sleep(10)
     return lookup(*args)
 LookupModule.lookup = hang
 kv_server.main()
@@ -94,6 +94,12 @@ class Sockets:
     def status(self) -> dict[str, Any]:
         """Return what the server reports about itself."""
         return json.loads(self._get("/status"))
+
+    def health(self) -> tuple[int, str]:
+        """Return what its health check answers."""
+        with httpx.Client(transport=httpx.HTTPTransport(uds=self.pages), timeout=20) as client:
+            answer = client.get("http://localhost/healthcheck")
+        return answer.status_code, answer.json()["status"]
 
     def mapped(self) -> int:
         """Return how many pieces of engines' memory it has mapped."""
@@ -239,19 +245,23 @@ def test_the_script_api_is_disabled(sockets):
 
 
 def test_a_server_whose_requests_hang_says_so_until_they_are_answered(sockets):
-    def health():
-        with httpx.Client(transport=httpx.HTTPTransport(uds=sockets.pages), timeout=20) as client:
-            answer = client.get("http://localhost/healthcheck")
-        return answer.status_code, answer.json()["status"]
-
     with sockets.served("-c", HANGING):
         worker = registered(sockets)
         asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{sockets.requests}"])
-        assert health() == (200, "healthy")
+        assert sockets.health() == (200, "healthy")
         asking.maybe_submit_lookup_request("hangs", list(range(4 * BLOCK)))
-        eventually(lambda: health() == (503, "unhealthy"), 20)
-        eventually(lambda: health() == (200, "healthy"), 20)
+        eventually(lambda: sockets.health() == (503, "unhealthy"), 20)
+        eventually(lambda: sockets.health() == (200, "healthy"), 30)
         worker.shutdown()
+
+
+def test_a_server_whose_thread_for_requests_has_died_says_so(sockets):
+    with sockets.served():
+        asking = zmq.Context.instance().socket(zmq.DEALER)
+        asking.connect(f"ipc://{sockets.requests}")
+        asking.send(b"of one part, where LMCache asserts that there are more")
+        eventually(lambda: sockets.health() == (503, "unhealthy"), 20)
+        asking.close(0)
 
 
 def left(sockets):

@@ -203,6 +203,8 @@ def test_a_killed_redis_costs_no_answer(kit: Deploy, engines: Engines, up: Any) 
     answer, loaded = engines.ask_counting("consumer-0", asked)
     assert loaded == 3 * CHUNK
     assert answer.tokens == computed(engines, asked).tokens
+    new = prompt("asked of all")
+    assert engines.ask("front", new).tokens == computed(engines, new).tokens
     failed = kit.run("check", "--name", NAME)
     assert failed.code == 4 and "not running: redis" in failed.stderr, failed
     again = kit.ok("up", "--resume", "--name", NAME)

@@ -151,7 +151,7 @@ def test_a_decode_right_after_its_prefill_loads_every_eligible_token(plain: Engi
         with ThreadPoolExecutor(users) as pool:
             eligible = sum(pool.map(ask, prompts))
         found = plain.metric("consumer-0", "vllm:external_prefix_cache_hits_total") - hits
-        # A machine that keeps a lookup from its answer for half a second makes it miss what is
+        # A machine that keeps a lookup from its answer for two seconds makes it miss what is
         # there, which says nothing of the barrier.
         failures = path(plain, "consumer-0").since(before).failures
         assert failures or found == eligible

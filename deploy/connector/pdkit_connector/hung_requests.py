@@ -1,55 +1,56 @@
-"""LMCache's server says of itself that it is healthy while its requests hang.
+"""Fail the health check of LMCache's server while its requests hang.
 
-The page for health answers as long as the process does, even if every thread that serves engines
-waits for a lock. Here it answers 503 once a request has been under way for too long, so that the
-supervisor or Docker replaces the server.
+LMCache's check passes as long as the process answers, even if every thread that serves engines
+waits for a lock, or has died. The supervisor replaces a server whose check fails for long.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import Any
 
 PAGE = "/healthcheck"
-# A request copies KV from memory to memory, which takes seconds at most, or waits for Redis, which
-# has deadlines of its own.
+# A request copies KV from memory to memory, which takes seconds at most.
 HUNG_AFTER_S = 60.0
 
 
-class UnderWay:
-    """The requests that a server has not answered yet, those that wait for a thread, too."""
+class RunningRequests:
+    """The requests that a server's threads are at work on; those that wait for one do not count."""
 
     def __init__(self) -> None:
-        self._begun: dict[object, float] = {}
+        self._running: dict[object, tuple[float, str]] = {}
+        self._told: object = None
 
-    def longest_s(self) -> float:
-        """Return for how long the oldest has been under way; 0 if there is none."""
-        begun = list(self._begun.values())
-        return time.monotonic() - min(begun) if begun else 0.0
+    def watched(self, handle: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the handler of a request, which is watched while it runs."""
 
-    def noted(self, handle: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a handler that notes what it handles; it may return a future."""
-
-        def noting(*args: Any, **named: Any) -> Any:
-            one = object()
-            self._begun[one] = time.monotonic()
-            answer = None
+        @functools.wraps(handle)
+        def run(*args: Any) -> Any:
+            request = object()
+            self._running[request] = time.monotonic(), run.__name__
             try:
-                answer = handle(*args, **named)
-                return answer
+                return handle(*args)
             finally:
-                if isinstance(answer, Future):
-                    answer.add_done_callback(lambda _: self._begun.pop(one))
-                else:
-                    del self._begun[one]
+                del self._running[request]
 
-        return noting
+        return run
+
+    def hung(self) -> str:
+        """Return what hangs, "" if nothing does; log once what all threads do then."""
+        for request, (begun, name) in list(self._running.items()):
+            if (for_s := time.monotonic() - begun) > HUNG_AFTER_S:
+                if self._told is not request:
+                    self._told = request
+                    faulthandler.dump_traceback()
+                return f"{name} has been running for {for_s:.0f} s"
+        return ""
 
 
-def tell_of_hung_requests() -> None:
-    """Have the page for health of this process's server tell, before it starts.
+def fail_health_check_on_hang() -> None:
+    """Change LMCache's server in this process, before it starts.
 
     Raises:
         ImportError, AttributeError: this LMCache has no such server.
@@ -58,15 +59,27 @@ def tell_of_hung_requests() -> None:
     from lmcache.v1.multiprocess.transport.zmq_impl import mq
     from starlette.responses import JSONResponse
 
-    under_way = UnderWay()
-    for handler in (mq.SyncRequestHandler, mq.BlockingRequestHandler):
-        handler.__call__ = under_way.noted(handler.__call__)
+    requests = RunningRequests()
+    for kind in (mq.SyncRequestHandler, mq.BlockingRequestHandler):
+        _watch(kind, requests)
 
-    async def tell(request: Any, answer: Callable[[Any], Awaitable[Any]]) -> Any:
-        longest_s = under_way.longest_s()
-        if request.url.path != PAGE or longest_s < HUNG_AFTER_S:
+    async def check(request: Any, answer: Callable[[Any], Awaitable[Any]]) -> Any:
+        if request.url.path != PAGE:
             return await answer(request)
-        reason = f"a request has been under way for {longest_s:.0f} s"
+        server = getattr(request.app.state, "request_server", None)
+        dead = server is not None and not server.worker_thread.is_alive()
+        reason = "the thread that takes requests has died" if dead else requests.hung()
+        if not reason:
+            return await answer(request)
         return JSONResponse({"status": "unhealthy", "reason": reason}, 503)
 
-    app.middleware("http")(tell)
+    app.middleware("http")(check)
+
+
+def _watch(kind: Any, requests: RunningRequests) -> None:
+    made = kind.__init__
+
+    def make(self: Any, payloads: Any, response: Any, handler: Callable[..., Any]) -> None:
+        made(self, payloads, response, requests.watched(handler))
+
+    kind.__init__ = make

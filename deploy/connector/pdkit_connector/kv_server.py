@@ -17,7 +17,7 @@ from typing import Any
 from pdkit_connector import metrics_port
 from pdkit_connector.ended_engines import release_ended
 from pdkit_connector.first_tier import add_page
-from pdkit_connector.hung_requests import tell_of_hung_requests
+from pdkit_connector.hung_requests import fail_health_check_on_hang
 from pdkit_connector.metrics import ServerCollector
 from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.server_life import hold_connections
@@ -39,7 +39,7 @@ def main() -> None:
     answer_engines(requests)
     listen_on_sockets(requests, pages)
     add_pages()
-    tell_of_hung_requests()
+    fail_health_check_on_hang()
     if address := os.environ.get(metrics_port.ADDRESS_ENV):
         metrics_port.serve(address, pages)
     sys.argv = ["lmcache", *server_argv(rest)]

@@ -108,7 +108,7 @@ class Engine:
             return await self._answer(request)
 
     async def health(self) -> State:
-        """Return whether it answers, and says that it can go on."""
+        """Ask for `/health`; "up" only if it answers 200."""
         try:
             async with timeout(_ANSWER_S):
                 status, _ = await self.ask("GET", "/health")

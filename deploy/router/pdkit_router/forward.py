@@ -38,12 +38,12 @@ class NoEngine(Exception):
     """None is left to try.
 
     Attributes:
-        answer: what the last one answered, if it did and is still there.
+        last: the last one that answered, and its answer; None if none did.
     """
 
-    def __init__(self, answer: Exchange | None) -> None:
+    def __init__(self, last: tuple[Engine, Exchange] | None = None) -> None:
         super().__init__()
-        self.answer = answer
+        self.last = last
 
 
 @dataclass
@@ -131,9 +131,9 @@ class Forwarder:
             raise Refused(504, f"no answer within {self.answer_s:g} s") from None
         except NoEngine as exc:
             self.counts["errors"] += 1
-            if exc.answer is None:
+            if exc.last is None or await exc.last[0].health() == "down":
                 raise Refused(503, "no engine can answer", retry_after_s=1) from None
-            whole(exc.answer, (("x-request-id", todo.name),), answer)
+            whole(exc.last[1], (("x-request-id", todo.name),), answer)
         except asyncio.CancelledError:
             self.counts["cancelled"] += 1
             raise
@@ -171,7 +171,7 @@ class Forwarder:
         # Engines whose old connection broke off are asked once more, on a new one, if there is no
         # other to try. Until then they count as broken: a request that breaks engines looks alike.
         tried, stale = set(lost), set[Engine]()
-        answer, broken = None, 0
+        last, broken = None, 0
         headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
         while engine := (
             (group.choose(tried, todo.beginning) if broken < _MOST_BROKEN else None)
@@ -198,7 +198,7 @@ class Forwarder:
                             await use(engine, exchange)
                             return
                         await exchange.rest()
-                        answer = exchange if await engine.health() != "down" else None
+                        last = engine, exchange
                         broken += 1
             except EngineLost as exc:
                 broken += exc.asked
@@ -208,7 +208,7 @@ class Forwarder:
                     engine.lost()
             finally:
                 engine.busy -= 1
-        raise NoEngine(answer)
+        raise NoEngine(last)
 
     def _broke_off(self, todo: Work) -> None:
         """Note an answer whose client has seen its beginning, and sees no whole one."""
@@ -271,7 +271,7 @@ class Forwarder:
 
             async def use(engine: Engine, exchange: Exchange) -> None:
                 if exchange.status != 200:
-                    raise NoEngine(None)
+                    raise NoEngine
                 limit.reschedule(None)
                 self.counts["continued"] += 1
                 await self._pass(engine, exchange, events, todo)
@@ -286,7 +286,7 @@ class Forwarder:
         """
         engine = self.consumers.choose({lost})
         if engine is None:
-            raise NoEngine(None)
+            raise NoEngine
 
         async def text(tokens: list[int]) -> str:
             body = json.dumps({"model": told.fields.get("model"), "tokens": tokens}).encode()

@@ -240,6 +240,17 @@ class TestWhereAnEngineIsLost:
         assert len(times) == 2, "the third is spared"
         assert max(times.values()) <= most
 
+    def test_an_error_of_the_only_consumer_is_passed_on_unless_it_has_died(
+        self, start_router: Start
+    ) -> None:
+        router = start_router(names=("producer-0", "consumer-0"))
+        (consumer,) = router.consumers
+        consumer.does = stand_in.fails
+        assert router.client.post(COMPLETIONS, json=BODY).status_code == 500
+        consumer.does = stand_in.fails_for_good
+        answer = router.client.post(COMPLETIONS, json=BODY)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
     def test_an_engine_that_is_not_healthy_is_left_out(
         self, router: Router, eventually: Eventually
     ) -> None:

@@ -415,7 +415,7 @@ class TestAnEngineThatHangs:
         eventually(lambda: quick.is_back("consumer-0", old), 30.0)
         eventually(lambda: quick.events() == ["hung", "died", "back"], 10.0)
         (hung, died, _) = read_events(quick.lab.home.stack("pdkit").events_file)
-        assert hung.text.startswith("has not answered for 0.")
+        assert hung.text.startswith("has failed its health checks for 0.")
         assert died.text == "died; started again now"
         running = require_stack(quick.lab.home, "pdkit")
         assert running.launcher.restarts(running.state.services["consumer-0"]) == 1
