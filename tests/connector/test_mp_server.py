@@ -97,8 +97,7 @@ class Sockets:
 
     def health(self) -> tuple[int, str]:
         """Return what its health check answers."""
-        with httpx.Client(transport=httpx.HTTPTransport(uds=self.pages), timeout=20) as client:
-            answer = client.get("http://localhost/healthcheck")
+        answer = self._answer("/healthcheck")
         return answer.status_code, answer.json()["status"]
 
     def mapped(self) -> int:
@@ -114,8 +113,11 @@ class Sockets:
             return False
 
     def _get(self, page: str) -> str:
+        return self._answer(page).raise_for_status().text
+
+    def _answer(self, page: str) -> httpx.Response:
         with httpx.Client(transport=httpx.HTTPTransport(uds=self.pages), timeout=20) as client:
-            return client.get(f"http://localhost{page}").raise_for_status().text
+            return client.get(f"http://localhost{page}")
 
 
 @pytest.fixture
