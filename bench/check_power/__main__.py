@@ -15,13 +15,12 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import get_args
 
 from bench.check_power import report
 from bench.check_power.damage import KINDS
+from bench.check_power.layout import WORDS
 from bench.check_power.running import running_bench
-from bench.check_power.server import Tier
-from bench.check_power.trials import Outcome, Record, planned, run
+from bench.check_power.trials import Outcome, Record, Series, planned, run
 
 
 def main() -> int:
@@ -37,7 +36,13 @@ def main() -> int:
         help="take a random model in the shape of Qwen2.5-0.5B, with so many layers; the page then "
         "has the tiny model's outcomes of the same record, too",
     )  # fmt: skip
-    parser.add_argument("--tier", choices=get_args(Tier), default="", help="of LMCache's server")
+    parser.add_argument(
+        "--tier", choices=list(report.TIERS), default="", help="of LMCache's server"
+    )
+    parser.add_argument(
+        "--dtype", choices=list(WORDS), default="bfloat16", help="of KV; CPUs without AVX-512 take "
+        "several times as long for bfloat16",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--results", type=Path, help="write the page of results there")
     parser.add_argument("--record", type=Path, help="keep outcomes there, and go on from them")
@@ -48,16 +53,13 @@ def main() -> int:
     plan = list(planned(kinds, options.trials, options.healthy))
     with tempfile.TemporaryDirectory() as folder:
         record = Record(options.record or Path(folder) / "outcomes.jsonl")
-        seed, layers, tier = options.seed, options.layers, options.tier
-        if any(not record.has(kind, seed, number, layers, tier) for kind, number in plan):
-            with running_bench(layers, tier) as bench:
-                run(bench, record, plan, seed=seed, layers=layers, tier=tier)
-    wanted = {(kind, seed, number, layers, tier) for kind, number in plan}
-    outcomes = [
-        o for o in record.outcomes if (o.kind, o.seed, o.number, o.layers, o.tier) in wanted
-    ]
+        series = Series(options.seed, options.layers, options.tier, options.dtype)
+        if any(not record.has(series, *one) for one in plan):
+            with running_bench(series) as bench:
+                run(bench, record, plan, series)
+    outcomes = [o for o in record.outcomes if o.series == series and (o.kind, o.number) in plan]
     if options.results:
-        page = report.page([o for o in record.outcomes if o.seed == seed], seed)
+        page = report.page([o for o in record.outcomes if o.seed == series.seed], series.seed)
         options.results.write_text(page, encoding="utf-8")
     return _tell(outcomes, options)
 

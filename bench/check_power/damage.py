@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from bench.check_power.layout import Kv, Layout
 
-TOP_EXPONENT_BIT = 0x4000  # of bfloat16
 _K, _V, _BOTH = slice(0, 1), slice(1, 2), slice(0, 2)
 
 
@@ -69,14 +69,14 @@ def in_one_chunk(edit: Edit) -> Damage:
 
 def noise(kv: Kv, rng: random.Random) -> Kv:
     """Return normal noise of the same size, by layer and by K and V."""
-    size = from_bfloat16(kv).std(axis=(2, 3, 4), keepdims=True)
-    return to_bfloat16(_numpy(rng).standard_normal(kv.shape, np.float32) * size)
+    size = numbers(kv).std(axis=(2, 3, 4), keepdims=True)
+    return words(_numpy(rng).standard_normal(kv.shape, np.float32) * size, kv.dtype)
 
 
 def flip(part: slice) -> Edit:
     def edit(kv: Kv, rng: random.Random) -> Kv:
         place = tuple(rng.randrange(size) for size in kv.shape[1:])
-        kv[part][(0, *place)] ^= TOP_EXPONENT_BIT
+        kv[part][(0, *place)] ^= kv.dtype.type(1 << (8 * kv.itemsize - 2))
         return kv
 
     return edit
@@ -118,7 +118,8 @@ def transpose_heads(kv: Kv, _rng: random.Random) -> Kv:
 
 
 def read_as_float16(kv: Kv, _rng: random.Random) -> Kv:
-    return from_bfloat16(kv).astype(np.float16).view(np.uint16)
+    """In place of float32, all of them come twice."""
+    return np.resize(numbers(kv).astype(np.float16).view(kv.dtype), kv.shape)
 
 
 def token_major(stored: Stored, rng: random.Random) -> Mapping[int, bytes]:
@@ -152,15 +153,16 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def from_bfloat16(kv: Kv) -> Kv:
+def numbers(kv: Kv) -> Kv:
     """Return the numbers as float32."""
-    return (kv.astype(np.uint32) << 16).view(np.float32)
+    wide = kv if kv.dtype == np.uint32 else kv.astype(np.uint32) << 16
+    return wide.view(np.float32)
 
 
-def to_bfloat16(numbers: Kv) -> Kv:
-    """Return float32 numbers as bfloat16's bits, rounded to nearest."""
-    bits = np.asarray(numbers, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+def words(floats: Kv, word: Any) -> Kv:
+    """Return float32 numbers as words, those of bfloat16 rounded to nearest."""
+    bits = np.asarray(floats, np.float32).view(np.uint32)
+    return bits if word == np.uint32 else ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(word)
 
 
 def _a_chunk(stored: Stored, rng: random.Random) -> int:

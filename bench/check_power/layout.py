@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-# uint16 for each bfloat16, `[K and V, layers, tokens, heads, head_size]`.
+# A word holds the bits of a number of KV.
+WORDS = {"bfloat16": np.uint16, "float32": np.uint32}
+# Words, `[K and V, layers, tokens, heads, head_size]`.
 Kv = Any
 BASE, OTHERS = ord("a"), (ord("b"), ord("k"), ord("x"))
 
@@ -24,6 +26,7 @@ class Shape:
 
     Attributes:
         heads_first: each head's K is followed by its V; else the K of all heads by their V.
+        word: the type of a word.
     """
 
     layers: int
@@ -32,6 +35,7 @@ class Shape:
     block_size: int
     head_size: int
     heads_first: bool = True
+    word: type = np.uint16
 
     @property
     def tokens(self) -> int:
@@ -39,12 +43,12 @@ class Shape:
 
     @property
     def words(self) -> int:
-        """How many 16-bit words a block's K have, and its V as many."""
+        """How many words a block's K have, and its V as many."""
         return self.heads * self.block_size * self.head_size
 
     def opened(self, value: bytes) -> Any:
         """Return a chunk as words, `[layers, blocks, K and V, words]`."""
-        words = np.frombuffer(value, np.uint16)
+        words = np.frombuffer(value, self.word)
         by_part = self.layers, self.blocks, 2, self.words
         if not self.heads_first:
             return words.reshape(by_part)
@@ -85,7 +89,7 @@ class Layout:
         apart = kv.reshape(
             2, shape.layers, shape.blocks, shape.block_size, shape.heads, shape.head_size
         )
-        words = np.empty((shape.layers, shape.blocks, 2, shape.words), np.uint16)
+        words = np.empty((shape.layers, shape.blocks, 2, shape.words), shape.word)
         for part in (0, 1):
             words[:, :, part][..., self.places[part]] = apart[part]
         return shape.closed(words)

@@ -58,7 +58,7 @@ around 20, bfloat16). No rate is required of it, because its weights are not tra
 
 {table}
 """
-_TIERS = {
+TIERS = {
     "memory": """
 ## KV in the memory of LMCache's server
 
@@ -190,7 +190,7 @@ def page(outcomes: Sequence[Outcome], seed: int) -> str:
     ]
     if shaped:
         sections.append(_SHAPED.format(layers=layers, table=table(shaped)))
-    for tier, text in _TIERS.items():
+    for tier, text in TIERS.items():
         if of_tier := rows([one for one in outcomes if one.tier == tier]):
             sections.append(text.format(table=table(of_tier), tolerance=LOGPROB_TOLERANCE))
     return "".join(sections)

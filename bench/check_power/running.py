@@ -10,41 +10,34 @@ from pathlib import Path
 import redis
 
 from bench import real_shape
-from bench.check_power.server import ServerBench, Tier
+from bench.check_power.server import ServerBench
 from bench.check_power.stack import Bench
+from bench.check_power.trials import Series
 from bench.kit import free_ports, started
 from deploy.runtime.home import Home
 from deploy.stack.layout import REDIS_PASSWORD
 from deploy.workflows.running import require_stack
 
 NAME = "power"
-_COMMON = {
-    "name": NAME, "vendor": "cpu", "runtime": "process", "topology": "1p1d",
-    # What the kinds of damage are made of.
-    "engine": {"dtype": "bfloat16"},
-}  # fmt: skip
+_COMMON = {"name": NAME, "vendor": "cpu", "runtime": "process", "topology": "1p1d"}
 SPEC = {**_COMMON, "redis": {"client": "lmcache"}}
 # Little memory, which is searched for each chunk.
 SERVER_SPEC = {**_COMMON, "connector": "lmcache-mp", "lmcache": {"server_gib": 0.0625}}
 
 
 @contextlib.contextmanager
-def running_bench(layers: int = 0, tier: Tier | None = None) -> Iterator[Bench]:
-    """Start a stack, and end it with the context.
-
-    Args:
-        layers: of a model in the shape of a real one; 0 takes the tiny model.
-        tier: of LMCache's server, which the stack has then.
-    """
+def running_bench(series: Series) -> Iterator[Bench]:
+    """Start a stack, and end it with the context."""
+    layers = series.layers
     with tempfile.TemporaryDirectory(prefix="pdkit-power-") as name:
         folder = Path(name)
         model = {"model": str(real_shape.make(folder / "half-b", layers=layers))} if layers else {}
-        spec = SERVER_SPEC if tier else SPEC
+        spec = {**(SERVER_SPEC if series.tier else SPEC), "engine": {"dtype": series.dtype}}
         with started(folder, {**spec, **model, "port": free_ports()}):
-            yield bench_on(Home.from_environ({"PDKIT_HOME": name}), NAME, tier)
+            yield bench_on(Home.from_environ({"PDKIT_HOME": name}), NAME, series.tier)
 
 
-def bench_on(home: Home, name: str, tier: Tier | None = None) -> Bench:
+def bench_on(home: Home, name: str, tier: str = "") -> Bench:
     """Return the bench on a stack that runs."""
     running = require_stack(home, name)
     socket, secret = running.stack.redis[0].socket, running.secrets[REDIS_PASSWORD]

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import redis
 
@@ -16,17 +16,15 @@ from bench.check_power.damage import Damage, Stored
 from bench.check_power.stack import Bench, CheckResult, seen
 from bench.kit import ROOT
 from deploy.runtime.home import Home
-from deploy.verify.equivalence import Completion
+from deploy.verify.equivalence import Completion, Noise
 from deploy.workflows.check.keys import CheckKeys
-from deploy.workflows.check.probes import check_pair, measure_noise
+from deploy.workflows.check.probes import check_pair
 from deploy.workflows.check.second_tier import drop_from_memory
 from deploy.workflows.check.session import Session
 from deploy.workflows.running import RunningStack
 
 sys.path.insert(0, str(ROOT / "deploy" / "connector"))
 from pdkit_connector.redis_path.value import HEADER_BYTES
-
-Tier = Literal["memory", "redis"]
 
 _STORED_S, _POLL_S = 20.0, 0.02
 # Of the process's own, with no file behind it: neither engines' memory nor a library.
@@ -44,7 +42,7 @@ class ServerBench(Bench):
 
     heads_first = False
 
-    def __init__(self, home: Home, name: str, store: redis.Redis, tier: Tier) -> None:
+    def __init__(self, home: Home, name: str, store: redis.Redis, tier: str) -> None:
         self.tier = tier
         super().__init__(home, name, store)
 
@@ -67,7 +65,7 @@ class ServerBench(Bench):
             if not drop_from_memory(session.running, prompt):
                 raise RuntimeError("the server does not drop the prompt's KV from its memory")
 
-        return meddled_check(self.running, self.pair, meddle), firsts[0]
+        return meddled_check(self.running, self.pair, self.noise, meddle), firsts[0]
 
     def chunk_of(self, prompt: Sequence[int]) -> bytes:
         """Have the producer store a prompt of one chunk; return its bytes."""
@@ -81,7 +79,9 @@ class ServerBench(Bench):
 Meddle = Callable[[Session, Sequence[int]], None]
 
 
-def meddled_check(running: RunningStack, pair: tuple[str, str], meddle: Meddle) -> CheckResult:
+def meddled_check(
+    running: RunningStack, pair: tuple[str, str], noise: Noise, meddle: Meddle
+) -> CheckResult:
     """Do what a check does for one pair.
 
     Args:
@@ -89,7 +89,7 @@ def meddled_check(running: RunningStack, pair: tuple[str, str], meddle: Meddle) 
     """
     session = _MeddledSession(running, CheckKeys(tagged=False), lambda _: None)
     with session:
-        measure_noise(session, pair, quick=True)
+        session.found.noise = noise
         before = session.reading()
         session.meddle = meddle
         check_pair(session, *pair)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import redis
 
 from bench.check_power.damage import KINDS, Damage
-from bench.check_power.layout import Layout, Shape, learn
+from bench.check_power.layout import WORDS, Layout, Shape, learn
 from bench.check_power.vandal import payloads, vandal
 from deploy.runtime.home import Home
+from deploy.verify.equivalence import Noise
 from deploy.verify.findings import Findings, failures
 from deploy.workflows.check import CheckOptions, check_stack
 from deploy.workflows.check.keys import CheckKeys
@@ -49,9 +50,10 @@ class Bench:
         if model is None:
             raise ValueError(f"config.json of {plan.model.ref} does not say its layers and heads")
         sizes = model.layers, blocks, model.kv_heads, plan.block_size, model.head_dim
-        shape = Shape(*sizes, heads_first=self.heads_first)
+        shape = Shape(*sizes, heads_first=self.heads_first, word=WORDS[plan.dtype])
         self.layout: Layout = learn(self.chunk_of, shape)
         self.foreign = self.chunk_of([ord("z")] * shape.tokens)
+        self.noise = measured_noise(self.running, self.pair)
 
     def trial(self, kind: str, seed: str) -> CheckResult:
         """Damage the first prompt of a pair's check, and return what the check found.
@@ -77,7 +79,7 @@ class Bench:
         keys = CheckKeys(tagged=True)
         first = f"{mark(keys.run)}-1-"
         with Session(self.running, keys, lambda _: None) as session:
-            measure_noise(session, self.pair, quick=True)
+            session.found.noise = self.noise
             before = session.reading()
             chunks = lengths(session)[0] // session.chunk
             work = damage, self.foreign, self.layout, rng
@@ -104,6 +106,16 @@ class Bench:
         for key in self.store.scan_iter(match=f"*{mark(tag)}*"):
             self.store.unlink(key)
         return value
+
+
+def measured_noise(running: RunningStack, pair: tuple[str, str]) -> Noise:
+    """Return how far engines are from their own answers, for many trials.
+
+    Not in each: what was damaged stays in the engines' memory, and would look like noise.
+    """
+    with Session(running, CheckKeys(tagged=False), lambda _: None) as session:
+        measure_noise(session, pair)
+        return session.found.noise
 
 
 def seen(found: Findings) -> CheckResult:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.check_power.damage import NOTHING
-from bench.check_power.stack import Bench, CheckResult
+from bench.check_power.stack import Bench
 from bench.kit import say
 
 # Whole checks of the stack without damage.
@@ -17,15 +17,29 @@ HEALTHY = "healthy"
 
 
 @dataclass(frozen=True)
+class Series:
+    """What trials have in common.
+
+    Attributes:
+        layers: of the model in a real one's shape; 0 is the tiny model.
+        tier: of LMCache's server; "" without it.
+        dtype: of KV.
+    """
+
+    seed: int
+    layers: int = 0
+    tier: str = ""
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One trial, or one check of a healthy stack.
 
     Attributes:
-        number: its place among those of its kind and seed.
+        number: its place among those of its kind and series.
         failures: what the check found wrong, a sentence each.
         max_logprob_diff: infinite where answers have no token in common, or none came.
-        layers: of the model in a real one's shape; 0 is the tiny model.
-        tier: of LMCache's server; "" without it.
     """
 
     kind: str
@@ -36,6 +50,11 @@ class Outcome:
     seconds: float
     layers: int = 0
     tier: str = ""
+    dtype: str = "bfloat16"
+
+    @property
+    def series(self) -> Series:
+        return Series(self.seed, self.layers, self.tier, self.dtype)
 
     @property
     def noticed(self) -> bool:
@@ -50,9 +69,9 @@ class Record:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.outcomes = [Outcome(**json.loads(line)) for line in lines]
 
-    def has(self, kind: str, seed: int, number: int, layers: int = 0, tier: str = "") -> bool:
-        wanted = (kind, seed, number, layers, tier)
-        return any((o.kind, o.seed, o.number, o.layers, o.tier) == wanted for o in self.outcomes)
+    def has(self, series: Series, kind: str, number: int) -> bool:
+        wanted = series, kind, number
+        return any((o.series, o.kind, o.number) == wanted for o in self.outcomes)
 
     def add(self, outcome: Outcome) -> None:
         with self._file.open("a", encoding="utf-8") as file:
@@ -72,25 +91,21 @@ def planned(kinds: Sequence[str], trials: int, healthy: int) -> Iterator[tuple[s
         yield from ((kind, number) for kind in kinds if kind != NOTHING)
 
 
-def run(
-    bench: Bench,
-    record: Record,
-    plan: Sequence[tuple[str, int]],
-    *,
-    seed: int,
-    layers: int = 0,
-    tier: str = "",
-) -> None:
+def run(bench: Bench, record: Record, plan: Sequence[tuple[str, int]], series: Series) -> None:
     """Do what is planned and not yet recorded."""
-    left = [one for one in plan if not record.has(one[0], seed, one[1], layers, tier)]
+    left = [one for one in plan if not record.has(series, *one)]
     for done, (kind, number) in enumerate(left, start=1):
         began = time.monotonic()
-        seen: CheckResult = (
-            bench.healthy() if kind == HEALTHY else bench.trial(kind, f"{seed}/{kind}/{number}")
-        )
+        seed = f"{series.seed}/{kind}/{number}"
+        seen = bench.healthy() if kind == HEALTHY else bench.trial(kind, seed)
         seconds = time.monotonic() - began
         outcome = Outcome(
-            kind, seed, number, seen.failures, seen.max_logprob_diff, seconds, layers, tier
+            kind,
+            number=number,
+            failures=seen.failures,
+            max_logprob_diff=seen.max_logprob_diff,
+            seconds=seconds,
+            **asdict(series),
         )
         record.add(outcome)
         found = "; ".join(outcome.failures) or "nothing found"

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
-from bench.check_power.damage import KINDS, NOTHING, Damage, in_one_chunk
+from bench.check_power.damage import KINDS, NOTHING, Damage, in_one_chunk, words
 from bench.check_power.layout import Kv
 from bench.check_power.running import SPEC, bench_on
 from bench.check_power.stack import Bench
@@ -30,7 +31,6 @@ NAME = "power"
 PORT = free_row()
 # The first prompt that any check sends to a pair; its whole chunks are four.
 FIRST_PROMPT, FIRST_CHUNKS = "@pdkit%check-*-1-", 4
-BFLOAT16_NAN = 0x7FC0
 KNOWN_BAD = {
     "id": "a test", "verdict": "known_bad", "vendors": ["cpu"], "link": "https://example.org",
     "why": "what it loads is noise",
@@ -112,5 +112,4 @@ def checked_while_damaged(bench: Bench, kit: Deploy, damage: Damage) -> Ran:
 
 def no_numbers(kv: Kv, _rng: random.Random) -> Kv:
     """Make a chunk of what is no number: vLLM cannot say how likely any token is."""
-    kv[:] = BFLOAT16_NAN
-    return kv
+    return words(np.full(kv.shape, np.nan), kv.dtype)

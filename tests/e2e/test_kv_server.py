@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from bench.check_power.server import meddled_check, payload, replace_in_memory, stored_keys
+from bench.check_power.stack import measured_noise
 from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
@@ -127,7 +128,8 @@ def test_wrong_kv_in_the_servers_memory_fails_the_check(
         replace_in_memory(pid, {one: two, two: one} if exchanged else {one: one, two: two})
 
     running = require_stack(Home(kit.home, kit.home / "cache"), NAME)
-    found = meddled_check(running, ("producer-0", "consumer-0"), exchange)
+    pair = "producer-0", "consumer-0"
+    found = meddled_check(running, pair, measured_noise(running, pair), exchange)
     assert bool(found.failures) is exchanged, found
     assert exchanged == any("differ" in sentence for sentence in found.failures)
 

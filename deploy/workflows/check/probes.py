@@ -6,7 +6,7 @@ probe cannot do on a stack is reported as skipped, not as failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -88,8 +88,8 @@ def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = 
             session.count_vanished(tag, stored)
         session.found.add_comparison(reference, answer)
         if not number:
-            for cut in _cuts(session, prompt, _QUICK_CUTS if quick else _CUTS):
-                _compare_cut(session, producer, consumer, cut, tag)
+            cuts = _cuts(session, prompt, _QUICK_CUTS if quick else _CUTS)
+            _compare_cuts(session, (producer, consumer), cuts, tag)
     pair = PairResult(producer, consumer, hits, added(tiers))
     session.found.pairs.append(pair)
     if pair.tiers and pair.tiers.redis and session.running.prepared.plan.kv_server:
@@ -110,14 +110,19 @@ def _cuts(session: Session, prompt: Sequence[int], quarters: Sequence[int]) -> I
             yield [*prompt[:end], *session.fresh(_CUT_TAIL)]
 
 
-def _compare_cut(
-    session: Session, producer: str, consumer: str, cut: Sequence[int], tag: str
+def _compare_cuts(
+    session: Session, pair: tuple[str, str], cuts: Iterable[Sequence[int]], tag: str
 ) -> None:
-    """Compare answers to a beginning of a prompt, whose blocks both engines hold."""
-    with suppress(ApiError):
-        reference = session.ask(producer, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS)
-        answer = session.ask(consumer, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS)
-        session.found.add_comparison(reference, answer)
+    """Compare answers to beginnings of a prompt, whose blocks both engines hold; many at once."""
+
+    def answers(cut: Sequence[int]) -> list[Completion]:
+        with suppress(ApiError):
+            return [session.ask(whom, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS) for whom in pair]
+        return []
+
+    with ThreadPoolExecutor(USERS) as pool:
+        for reference, answer in filter(None, pool.map(answers, cuts)):
+            session.found.add_comparison(reference, answer)
 
 
 def check_own_prompt(session: Session, producer: str, consumer: str, prompt: list[int]) -> None:
@@ -157,17 +162,18 @@ def _counting(session: Session, engine: str, prompt: list[int]) -> CacheCounters
 
 
 def check_decode_reuse(session: Session) -> None:
-    """Have a consumer decode a chunk, and a producer load it as the next turn's beginning."""
+    """Have a consumer decode half a chunk, and a producer load it as the next turn's beginning."""
     # The first and the last aggregated engine are different ones.
     chunk, consumer = session.chunk, session.consumers[-1]
     prompt, tag = session.fresh(chunk + chunk // 2), session.keys.new_tag()
-    follow_up = len(prompt) + chunk + _CUT_TAIL
+    decodes = chunk // 2 + _CUT_TAIL
+    follow_up = len(prompt) + decodes + _CUT_TAIL
     if follow_up + ANSWER_TOKENS > session.limit:
         session.found.decode_reuse = Phase(skipped=f"the context has {session.limit} tokens")
         return
     try:
         session.ask(session.producers[0], prompt, tag=tag, tokens=1)
-        decoded = session.ask(consumer, prompt, tag=tag, tokens=chunk)
+        decoded = session.ask(consumer, prompt, tag=tag, tokens=decodes)
         session.await_chunks(tag, 2, settled=True)
         prompt = [*prompt, *token_ids(decoded), *session.fresh(_CUT_TAIL)]
         reference = session.ask(consumer, prompt, tag=tag)

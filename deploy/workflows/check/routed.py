@@ -119,10 +119,12 @@ def check_burst(session: Session) -> None:
     if session.is_given_up(session.front):
         session.found.burst = Phase(skipped=_SILENT_ROUTER)
         return
-    producers = itertools.cycle(session.producers)
+    asked = [session.fresh(second) for _ in range(USERS)]
+    tags = [session.keys.new_tag() for _ in asked]
     try:
-        asked = [session.fresh(second) for _ in range(USERS)]
-        references = [session.computed(next(producers), p, session.keys.new_tag()) for p in asked]
+        with ThreadPoolExecutor(USERS) as pool:
+            producers = itertools.cycle(session.producers)
+            references = list(pool.map(session.computed, producers, asked, tags))
     except ApiError:
         session.found.burst = Phase(requests=2 * USERS, failed=2 * USERS)
         return

@@ -21,35 +21,38 @@ from bench.check_power.damage import (  # noqa: E402
     KINDS,
     NOTHING,
     Stored,
-    from_bfloat16,
-    to_bfloat16,
+    numbers,
+    words,
 )
 from bench.check_power.layout import Kv, Layout, Shape, learn  # noqa: E402
 from bench.check_power.server import replace_in_memory  # noqa: E402
-from bench.check_power.trials import HEALTHY, Outcome, Record, planned  # noqa: E402
+from bench.check_power.trials import HEALTHY, Outcome, Record, Series, planned  # noqa: E402
 from bench.check_power.vandal import Loot, vandal  # noqa: E402
 from bench.redis_server import HOST, RedisServer  # noqa: E402
 
 SHAPE = Shape(layers=3, blocks=4, heads=2, block_size=8, head_size=16)
 # For each head, the words of its K, then of its V.
 PLANES = SHAPE.layers, SHAPE.blocks, SHAPE.heads, 2, SHAPE.block_size * SHAPE.head_size
+# Word → the word from which a number is 1 or more.
+ONES = {np.uint16: 0x3F80, np.uint32: 0x3F80_0000}
 CHUNKS = 3
 
 
 class MadeUpEngine:
     """Stores a value for each token and place, the words of a block in an order of its own."""
 
-    def __init__(self, *, mixes_tokens: bool = False) -> None:
+    def __init__(self, *, mixes_tokens: bool = False, word: type = np.uint16) -> None:
         rng = np.random.default_rng(1)
         words = PLANES[-1]
         self.order = np.stack([rng.permutation(words), rng.permutation(words)])
         self.mixes_tokens = mixes_tokens
+        self.word = word
 
     def kv(self, prompt: Sequence[int]) -> Kv:
         """Return `[K and V, layers, tokens, heads, head_size]`."""
         sizes = (2, SHAPE.layers, 1, SHAPE.heads, SHAPE.head_size)
         tokens = [np.random.default_rng(i + 300 * at) for at, i in enumerate(prompt)]
-        parts = [one.integers(1, 0x3F80, sizes, np.uint16) for one in tokens]
+        parts = [one.integers(1, ONES[self.word], sizes, self.word) for one in tokens]
         return np.concatenate(parts, axis=2)
 
     def chunk_of(self, prompt: Sequence[int]) -> bytes:
@@ -67,14 +70,14 @@ def a_prompt(seed: int) -> list[int]:
     return random.Random(seed).choices(range(97, 123), k=SHAPE.tokens)
 
 
-@pytest.fixture(scope="module")
-def engine() -> MadeUpEngine:
-    return MadeUpEngine()
+@pytest.fixture(scope="module", params=ONES)
+def engine(request: pytest.FixtureRequest) -> MadeUpEngine:
+    return MadeUpEngine(word=request.param)
 
 
 @pytest.fixture(scope="module")
 def layout(engine: MadeUpEngine) -> Layout:
-    return learn(engine.chunk_of, SHAPE)
+    return learn(engine.chunk_of, replace(SHAPE, word=engine.word))
 
 
 def test_an_unknown_layout_is_learned(engine: MadeUpEngine, layout: Layout) -> None:
@@ -87,10 +90,10 @@ def test_an_unknown_layout_is_learned(engine: MadeUpEngine, layout: Layout) -> N
 
 def test_k_of_all_heads_may_come_before_v(engine: MadeUpEngine) -> None:
     def k_first(prompt: Sequence[int]) -> bytes:
-        planes = np.frombuffer(engine.chunk_of(prompt), np.uint16).reshape(PLANES)
+        planes = np.frombuffer(engine.chunk_of(prompt), engine.word).reshape(PLANES)
         return planes.swapaxes(2, 3).tobytes()
 
-    other = learn(k_first, replace(SHAPE, heads_first=False))
+    other = learn(k_first, replace(SHAPE, heads_first=False, word=engine.word))
     prompt = a_prompt(1)
     value = k_first(prompt)
     kv = other.opened(value)
@@ -157,7 +160,7 @@ def test_shuffled_rows_are_the_same_rows(kind: str, engine: MadeUpEngine, layout
 def test_a_flip_makes_one_small_number_huge(engine: MadeUpEngine, layout: Layout) -> None:
     stored, changed = damaged("k-bit", engine, layout, 3)
     ((number, value),) = changed.items()
-    before, after = (from_bfloat16(layout.opened(v)) for v in (stored.chunks[number], value))
+    before, after = (numbers(layout.opened(v)) for v in (stored.chunks[number], value))
     (was,), (now,) = before[before != after], after[before != after]
     assert abs(was) < 2 <= abs(now)
 
@@ -179,10 +182,10 @@ def test_every_kind_but_one_changes_something(engine: MadeUpEngine, layout: Layo
 
 def test_bfloat16_is_rounded_to_nearest() -> None:
     exact = np.array([1.0, -0.5, 3e38, 0.0, 2**-126], np.float32)
-    assert (
-        from_bfloat16(to_bfloat16(exact * 1.0009765625)) == from_bfloat16(to_bfloat16(exact))
-    ).all()
-    assert (np.abs(from_bfloat16(to_bfloat16(exact)) - exact) <= np.abs(exact) / 256).all()
+    rounded = numbers(words(exact, np.uint16))
+    assert (numbers(words(exact * 1.0009765625, np.uint16)) == rounded).all()
+    assert (np.abs(rounded - exact) <= np.abs(exact) / 256).all()
+    assert (numbers(words(exact, np.uint32)) == exact).all()
 
 
 # The vandal
@@ -352,8 +355,10 @@ def test_a_run_continues_where_it_stopped(tmp_path: Path) -> None:
     record.add(endless)
     again = Record(tmp_path / "record")
     assert again.outcomes == [first, endless]
-    assert again.has("noise", 1, 0)
-    assert not again.has("noise", 2, 0) and not again.has("noise", 1, 1)
+    assert again.has(Series(1), "noise", 0)
+    others = Series(2), Series(1, layers=8), Series(1, tier="redis"), Series(1, dtype="float32")
+    assert not any(again.has(other, "noise", 0) for other in others)
+    assert not again.has(Series(1), "noise", 1)
 
 
 def test_trials_without_damage_come_first_and_kinds_take_turns() -> None:
