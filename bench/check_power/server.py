@@ -65,7 +65,9 @@ class ServerBench(Bench):
             if not drop_from_memory(session.running, prompt):
                 raise RuntimeError("the server does not drop the prompt's KV from its memory")
 
-        return meddled_check(self.running, self.pair, self.noise, meddle), firsts[0]
+        drops = self.tier == "redis"
+        found = meddled_check(self.running, self.pair, self.noise, meddle, drops=drops)
+        return found, firsts[0]
 
     def chunk_of(self, prompt: Sequence[int]) -> bytes:
         """Have the producer store a prompt of one chunk; return its bytes."""
@@ -80,12 +82,19 @@ Meddle = Callable[[Session, Sequence[int]], None]
 
 
 def meddled_check(
-    running: RunningStack, pair: tuple[str, str], noise: Noise, meddle: Meddle
+    running: RunningStack,
+    pair: tuple[str, str],
+    noise: Noise,
+    meddle: Meddle,
+    *,
+    drops: bool = False,
 ) -> CheckResult:
     """Do what a check does for one pair.
 
     Args:
         meddle: is called with the session and the first prompt, between its prefill and its decode.
+        drops: it takes the prompt out of the server's memory: that it then comes from Redis is no
+            failure.
     """
     session = _MeddledSession(running, CheckKeys(tagged=False), lambda _: None)
     with session:
@@ -94,6 +103,8 @@ def meddled_check(
         session.meddle = meddle
         check_pair(session, *pair)
         session.found.counted = session.counted_since(before)
+        if drops:
+            session.found.past_server.clear()
         return seen(session.found)
 
 

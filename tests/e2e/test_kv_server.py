@@ -1,4 +1,4 @@
-"""Engines of two ranks that share KV through LMCache's server and Redis; Prometheus watches."""
+"""Engines that share KV through LMCache's server and Redis; Prometheus watches."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ NAME = "mp"
 PORT = free_row()
 METRICS = PORT + 5
 SHARED_MEMORY = Path("/dev/shm")
-# Each stores its part of a chunk as a value of its own.
-RANKS = 2
 ROOM_FOR_SIX_CHUNKS = "0.0029296875"  # GiB
 
 
@@ -46,18 +44,18 @@ def segments(prefix: str) -> list[str]:
     return sorted(file.name for file in SHARED_MEMORY.glob(f"{prefix}-*"))
 
 
-def prefix_of(kit: Deploy, engine: str) -> str:
+def prefix_of(kit: Deploy, engine: str, name: str = NAME) -> str:
     """Return how the names of an engine's shared memory begin, and no other stack's."""
-    running = require_stack(Home(kit.home, kit.home / "cache"), NAME)
+    running = require_stack(Home(kit.home, kit.home / "cache"), name)
     return running.stack.service(engine).env["PDKIT_SHARED_MEMORY"]
 
 
 @pytest.fixture(scope="module")
 def up(kit: Deploy) -> Iterator[Any]:
-    options = ("--connector", "lmcache-mp", "--tp", str(RANKS), "--save-decode-cache")
+    options = ("--connector", "lmcache-mp", "--save-decode-cache")
     with running_stack(kit, NAME, PORT, *options, "--monitoring") as data:
         own = prefix_of(kit, "producer-0").removesuffix("-producer-0")
-        assert len(segments(own)) == 2 * RANKS
+        assert len(segments(own)) == 2
         yield data
     assert not segments(own)
 
@@ -75,13 +73,28 @@ def in_redis(engines: Engines, asked: str, chunks: int = 3) -> None:
     """Have the producer store a prompt, and wait until the server has put it into Redis."""
     before = int(engines.store().dbsize())
     engines.ask("producer-0", asked)
-    assert eventually(lambda: int(engines.store().dbsize()) >= before + chunks * RANKS)
+    assert eventually(lambda: int(engines.store().dbsize()) >= before + chunks)
 
 
 def computed(engines: Engines, asked: str) -> Completion:
     """Return the producer's answer to a prompt whose KV it shares with nobody."""
     with engines.api("producer-0") as api:
         return api.complete(MODEL, list(asked.encode()), max_tokens=16, salt=token_hex(4))
+
+
+def test_every_rank_stores_and_loads_its_part(kit: Deploy) -> None:
+    """Each has memory of its own, and a value of its own for each chunk in Redis."""
+    name, port, ranks = "ranks", free_row(), 2
+    options = ("--connector", "lmcache-mp", "--tp", str(ranks), "--no-check")
+    with running_stack(kit, name, port, *options):
+        for engine in ("producer-0", "consumer-0"):
+            assert len(segments(prefix_of(kit, engine, name))) == ranks
+        engines = Engines(kit, name, port)
+        engines.ask("producer-0", prompt("ranks") + "?")
+        assert eventually(lambda: engines.store().dbsize() == 3 * ranks)
+        found = kit.ok("check", "--name", name, "--quick")
+        assert found["hit_rate"]["eligible_rate"] == 1.0
+        assert found["equivalence"]["mismatched"] == 0 < found["equivalence"]["compared"]
 
 
 def test_every_eligible_token_is_loaded_at_once(kit: Deploy, up: Any) -> None:
@@ -123,7 +136,7 @@ def test_wrong_kv_in_the_servers_memory_fails_the_check(
     store.flushdb()
 
     def exchange(session: Session, asked: Sequence[int]) -> None:
-        keys = stored_keys(store, RANKS * len(asked) // session.chunk)
+        keys = stored_keys(store, len(asked) // session.chunk)
         one, two = (payload(store, key) for key in keys[:2])
         replace_in_memory(pid, {one: two, two: one} if exchanged else {one: one, two: two})
 
@@ -144,7 +157,7 @@ def test_the_server_knows_the_engines_by_the_numbers_that_they_report(
     for name in ("producer-0", "consumer-0"):
         with engines.api(name) as api:
             reports.append(ConnectorReport.read(api.metrics()).kv)
-    assert len(known) == len(reports) * RANKS
+    assert len(known) == len(reports)
     assert {rank for kv in reports for rank in kv["instances"]} == set(known)
     assert {kv["lmcache"] for kv in reports} == {version.partition("+")[0]}
 
@@ -232,10 +245,10 @@ def test_a_slow_server_touches_no_other_requests_kv(
 def test_an_engine_that_is_killed_leaves_no_shared_memory(kit: Deploy, up: Any) -> None:
     prefix = prefix_of(kit, "producer-0")
     before = segments(prefix)
-    assert len(before) == RANKS
+    assert len(before) == 1
     os.kill(kit.pid(NAME, "producer-0"), signal.SIGKILL)
     kit.ok("restart", "producer-0", "--name", NAME)
-    assert len(segments(prefix)) == RANKS
+    assert len(segments(prefix)) == 1
     assert segments(prefix) != before
     assert kit.ok("check", "--name", NAME, "--quick")["passed"]
 
@@ -253,7 +266,7 @@ def test_prometheus_sees_the_server_and_its_lack_of_room(
     services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
     engines.start_otherwise({"kv-server": with_arguments("--l1-size-gb", ROOM_FOR_SIX_CHUNKS)})
     with EngineApi(f"unix://{services['kv-server']['url']}") as server:
-        assert eventually(lambda: len(server.known_engines()) == 2 * RANKS)
+        assert eventually(lambda: len(server.known_engines()) == 2)
     engines.ask("producer-0", "other " * 700)  # no step of which fits
     asked: list[str] = []
     loaded: list[int] = []
