@@ -53,7 +53,7 @@ def prefix_of(kit: Deploy, engine: str, name: str = NAME) -> str:
 @pytest.fixture(scope="module")
 def up(kit: Deploy) -> Iterator[Any]:
     options = ("--connector", "lmcache-mp", "--save-decode-cache")
-    with running_stack(kit, NAME, PORT, *options, "--monitoring") as data:
+    with running_stack(kit, NAME, PORT, *options, "--monitoring", "--no-check") as data:
         own = prefix_of(kit, "producer-0").removesuffix("-producer-0")
         assert len(segments(own)) == 2
         yield data
