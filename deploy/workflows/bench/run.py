@@ -27,7 +27,7 @@ from deploy.workflows.bench.folder import require_space
 from deploy.workflows.bench.hop import measure_hop, measure_throughput
 from deploy.workflows.bench.last import keep_break_even
 from deploy.workflows.bench.passes import BenchOptions, BenchSession, Pass
-from deploy.workflows.check.session import require_answers
+from deploy.workflows.check.answering import require_answers
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import require_running, require_stack
 

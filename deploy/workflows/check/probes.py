@@ -19,14 +19,13 @@ from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Completion
 from deploy.verify.hits import Counted, Hits, PairResult, Phase, Tiers, added
 from deploy.verify.own_prompt import OwnPrompt
-from deploy.workflows.check.session import Session
+from deploy.workflows.check.session import USERS, Session
 from deploy.workflows.check.tiers import TierReading
 
 # Where prompts are cut, in quarters of each chunk.
 _CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)
 _CUT_TAIL = 8  # fresh tokens after a cut
 _CUT_ANSWER_TOKENS = 8
-USERS = 8
 
 
 def lengths(session: Session) -> tuple[int, ...]:
@@ -113,14 +112,14 @@ def _cuts(session: Session, prompt: Sequence[int], quarters: Sequence[int]) -> I
 def _compare_cuts(
     session: Session, pair: tuple[str, str], cuts: Iterable[Sequence[int]], tag: str
 ) -> None:
-    """Compare answers to beginnings of a prompt, whose blocks both engines hold; many at once."""
+    """Compare answers to beginnings of a prompt, whose blocks both engines hold."""
 
     def answers(cut: Sequence[int]) -> list[Completion]:
         with suppress(ApiError):
             return [session.ask(whom, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS) for whom in pair]
         return []
 
-    with ThreadPoolExecutor(USERS) as pool:
+    with ThreadPoolExecutor(session.at_once) as pool:
         for reference, answer in filter(None, pool.map(answers, cuts)):
             session.found.add_comparison(reference, answer)
 

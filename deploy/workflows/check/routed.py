@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Completion
 from deploy.verify.hits import Hits, Phase
-from deploy.workflows.check.probes import USERS, held, hits_of, lengths, said, token_ids
-from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Session
+from deploy.workflows.check.probes import held, hits_of, lengths, said, token_ids
+from deploy.workflows.check.session import ANSWER_TIMEOUT_S, USERS, Session
 
 _SILENT_ROUTER = "the router did not answer in time"
 ROUTER_PROMPTS = 2
@@ -122,9 +123,10 @@ def check_burst(session: Session) -> None:
     asked = [session.fresh(second) for _ in range(USERS)]
     tags = [session.keys.new_tag() for _ in asked]
     try:
-        with ThreadPoolExecutor(USERS) as pool:
+        with ThreadPoolExecutor(session.at_once) as pool:
+            computed = partial(session.computed, timeout_s=_BURST_TIMEOUT_S)
             producers = itertools.cycle(session.producers)
-            references = list(pool.map(session.computed, producers, asked, tags))
+            references = list(pool.map(computed, producers, asked, tags))
     except ApiError:
         session.found.burst = Phase(requests=2 * USERS, failed=2 * USERS)
         return

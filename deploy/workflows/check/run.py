@@ -17,6 +17,7 @@ from deploy.verify.diagnosis import diagnose
 from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
 from deploy.workflows.check.aggregated import check_alike, check_shared_turns, check_spread
+from deploy.workflows.check.answering import require_answers
 from deploy.workflows.check.keys import CheckKeys, guarded
 from deploy.workflows.check.probes import (
     check_decode_reuse,
@@ -27,7 +28,7 @@ from deploy.workflows.check.probes import (
 )
 from deploy.workflows.check.routed import check_burst, check_router, check_turns
 from deploy.workflows.check.second_tier import LEFT_OUT, check_second_tier
-from deploy.workflows.check.session import Session, require_answers
+from deploy.workflows.check.session import Session
 from deploy.workflows.evidence import (
     LAYERWISE_TAGS,
     Readings,

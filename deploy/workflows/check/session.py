@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from deploy.errors import StackUnhealthy
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
-from deploy.stack.service import Service
 from deploy.verify.equivalence import Completion
 from deploy.verify.findings import Findings
 from deploy.verify.hits import Counted
@@ -31,12 +29,12 @@ from deploy.workflows.running import RunningStack, store_of
 ANSWER_TIMEOUT_S = 30.0
 # Behind the router, another engine may answer when one hangs.
 _ROUTER_TIMEOUTS = 2
-_ANSWER_DEADLINE_S = 10.0
 _STORE_DEADLINE_S = 5.0
 _NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
 _UNSEEN_STORE_S = 1.0  # for a store that cannot be observed
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
+USERS = 8  # of a burst
 # Prompts are made of the tokens of these letters. Many letters give many tokens, also if each byte
 # is a token: the KV of equal tokens is nearly the same, so that mixing them up would hardly show.
 _LETTERS = (
@@ -44,34 +42,6 @@ _LETTERS = (
     *map(chr, range(0xC0, 0x250)), *map(chr, range(0x391, 0x3CA)), *map(chr, range(0x410, 0x450)),
 )  # fmt: skip
 _SAMPLE_LETTERS = 4000
-
-
-def require_answers(running: RunningStack) -> None:
-    """Check that all that serve requests answer; the router may need time to notice a return.
-
-    Raises:
-        StackUnhealthy: naming those that do not.
-    """
-    deadline = time.monotonic() + _ANSWER_DEADLINE_S
-    watching = running.stack.monitoring
-    silent = [service for service in running.stack.every if service not in watching]
-    while silent := [service for service in silent if not _answers(running, service)]:
-        if time.monotonic() > deadline:
-            names = [service.name for service in silent]
-            raise StackUnhealthy(
-                f"not answering: {', '.join(names)}", hint=running.hint_on(silent[0])
-            )
-        time.sleep(5 * _POLL_S)
-
-
-def _answers(running: RunningStack, service: Service) -> bool:
-    """Tell whether a service answers; an error of Redis is an answer, which the check reports."""
-    if running.is_ready(service):
-        return True
-    if service.role != "redis":
-        return False
-    with store_of(running) as store:
-        return store.refusal() is not None
 
 
 class Session:
@@ -83,6 +53,8 @@ class Session:
         limit: tokens that a prompt and its answer may have together.
         version: of vLLM; "" if unknown.
         front: the service that clients talk to.
+        at_once: answers that may be computed in one batch and then be compared. In bfloat16 a batch
+            rounds differently, in float32 by too little to matter.
         sent: requests that engines answered, by the router too.
         sent_tokens: of the prompts that consumers were sent, by the router too, answered or not.
     """
@@ -97,6 +69,7 @@ class Session:
         self.front = running.stack.front.name
         self.producers = [engine.name for engine in plan.producers]
         self.consumers = [engine.name for engine in plan.consumers]
+        self.at_once = USERS if plan.dtype == "float32" else 1
         self.sent = 0
         self.sent_tokens = 0
         self._timeouts: Counter[str] = Counter()
@@ -175,9 +148,11 @@ class Session:
         """Tell whether a service timed out, so that it is not asked again."""
         return self._timeouts[whom] >= (_ROUTER_TIMEOUTS if whom == self.front else 1)
 
-    def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Completion:
+    def computed(
+        self, producer: str, prompt: Sequence[int], tag: str, *, timeout_s: float | None = None
+    ) -> Completion:
         """Return the answer of a producer that computes the prompt; note it if it loads it."""
-        answer = self.ask(producer, prompt, tag=tag)
+        answer = self.ask(producer, prompt, tag=tag, timeout_s=timeout_s)
         if answer.cached_tokens:
             self.found.not_recomputed.add(producer)
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.reading import CheckReading
 from deploy.workflows.check.routed import check_burst, check_router, check_turns
-from deploy.workflows.check.session import ANSWER_TIMEOUT_S, Session
+from deploy.workflows.check.session import ANSWER_TIMEOUT_S, USERS, Session
 
 CHUNK = 256
 EARLIER = CheckReading(10, 10, 5000, CacheCounters(5000, 4000, 5000, 0))
@@ -33,14 +34,19 @@ class Api:
         self.asked = 0
         self.fault: ApiError | None = None
         self.loads: Callable[[int], int] = lambda _: 0
+        self.busy, self.most_at_once = 0, 0
 
     def complete(self, _model: str, prompt: Sequence[int], **_: Any) -> Completion:
         self.asked += 1
         if self.fault:
             raise self.fault
+        with self.lock:
+            self.busy += 1
+            self.most_at_once = max(self.busy, self.most_at_once)
         hits = self.loads(len(prompt))
         self.admit(len(prompt), hits)
         with self.lock:
+            self.busy -= 1
             self.finished += 1
         return Completion(("token_id:1",), ({"token_id:1": -0.1},), len(prompt), hits)
 
@@ -74,7 +80,7 @@ class Router(Api):
 class Stack:
     """A session with one producer, one consumer and a router, none of which is a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "bfloat16") -> None:
         self.lines: list[str] = []
         self.producer, self.consumer = Api(), Api()
         self.consumer.loads = lambda tokens: min(tokens // CHUNK * CHUNK, tokens - 1)
@@ -82,6 +88,7 @@ class Stack:
         one = SimpleNamespace
         plan = one(
             chunk_size=CHUNK,
+            dtype=dtype,
             producers=[one(name="producer-0")],
             consumers=[one(name="consumer-0")],
             model=one(served_name="tiny"),
@@ -186,6 +193,30 @@ def test_more_than_a_conversation_or_a_burst_has_is_found(
     stack.consumer.loads = lambda tokens: tokens // CHUNK * CHUNK + CHUNK
     probe(stack.session)
     assert stack.failed in (["several turns"], ["burst"])
+
+
+@pytest.mark.parametrize(("dtype", "at_once"), [("bfloat16", 1), ("float32", USERS)])
+def test_references_are_computed_in_one_batch_where_that_rounds_alike(
+    dtype: str, at_once: int
+) -> None:
+    stack = Stack(dtype)
+    together = threading.Barrier(at_once)
+
+    def compute(_tokens: int) -> int:
+        together.wait(60)
+        time.sleep(0.01)  # so that others would be there, too
+        return 0
+
+    def last_reference() -> None:
+        stack.producer.loads = lambda _: 0
+        seen.append(stack.producer.most_at_once)
+
+    seen: list[int] = []
+    stack.producer.loads = compute
+    stack.router.meanwhile = last_reference
+    check_burst(stack.session)
+    assert seen[0] == at_once
+    assert stack.failed == []
 
 
 def test_a_request_that_failed_may_have_been_admitted_or_not(stack: Stack) -> None:
