@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.check_power.damage import KINDS, NOTHING
+from bench.check_power.layout import WORDS
 from bench.check_power.trials import HEALTHY, Outcome
 from bench.redis_path.page import machine
 from deploy.tiny_model.shape import VERSION
@@ -29,6 +31,7 @@ The stack is what `deploy up` makes of `vendor: cpu` and the tiny model (recipe 
 with `redis: {{client: lmcache}}`: LMCache's own client, which has no checksum, so only the answers
 can show damage. Each trial runs the check's own code on one pair (two prompts, and the first one
 cut short), and damages one thing in Redis after the first prompt's prefill and before its decode.
+How much engines' own answers differ is measured once, before all trials.
 The seed determines what is damaged and where; the check's prompts are random. A trial counts as
 noticed if the check finds anything wrong. The difference is the largest of log-probabilities in the
 trial; the check tolerates {tolerance}, or more where engines have more noise. It is infinite if two
@@ -60,19 +63,19 @@ around 20, bfloat16). No rate is required of it, because its weights are not tra
 """
 TIERS = {
     "memory": """
-## KV in the memory of LMCache's server
+## KV in the memory of LMCache's server, {dtype}
 
-The same with `connector: lmcache-mp`: `python -m bench.check_power --tier memory` damages the
-chunks in the memory of LMCache's server, which has no checksum either.
+The same with `connector: lmcache-mp`: `python -m bench.check_power --tier memory --dtype {dtype}`
+damages the chunks in the memory of LMCache's server, which has no checksum either.
 
 {table}
 """,
     "redis": """
-## KV in Redis behind LMCache's server
+## KV in Redis behind LMCache's server, {dtype}
 
-`--tier redis` damages the chunks in Redis, where each has a checksum, and has the server drop its
-own copy. A damaged chunk must be refused: the check reports missing hits, and each answer is right,
-since what is refused is computed again (no difference above {tolerance}).
+`--tier redis --dtype {dtype}` damages the chunks in Redis, where each has a checksum, and has the
+server drop its own copy. A damaged chunk must be refused: the check reports missing hits, and each
+answer is right, since what is refused is computed again (no difference above {tolerance}).
 
 {table}
 """,
@@ -190,9 +193,10 @@ def page(outcomes: Sequence[Outcome], seed: int) -> str:
     ]
     if shaped:
         sections.append(_SHAPED.format(layers=layers, table=table(shaped)))
-    for tier, text in TIERS.items():
-        if of_tier := rows([one for one in outcomes if one.tier == tier]):
-            sections.append(text.format(table=table(of_tier), tolerance=LOGPROB_TOLERANCE))
+    for tier, dtype in itertools.product(TIERS, WORDS):
+        if found := rows([one for one in outcomes if (one.tier, one.dtype) == (tier, dtype)]):
+            text, tolerance = TIERS[tier], LOGPROB_TOLERANCE
+            sections.append(text.format(dtype=dtype, table=table(found), tolerance=tolerance))
     return "".join(sections)
 
 
