@@ -69,8 +69,8 @@ def in_one_chunk(edit: Edit) -> Damage:
 
 def noise(kv: Kv, rng: random.Random) -> Kv:
     """Return normal noise of the same size, by layer and by K and V."""
-    size = numbers(kv).std(axis=(2, 3, 4), keepdims=True)
-    return words(_numpy(rng).standard_normal(kv.shape, np.float32) * size, kv.dtype)
+    size = as_floats(kv).std(axis=(2, 3, 4), keepdims=True)
+    return as_words(_numpy(rng).standard_normal(kv.shape, np.float32) * size, kv.dtype)
 
 
 def flip(part: slice) -> Edit:
@@ -118,8 +118,8 @@ def transpose_heads(kv: Kv, _rng: random.Random) -> Kv:
 
 
 def read_as_float16(kv: Kv, _rng: random.Random) -> Kv:
-    """In place of float32, all of them come twice."""
-    return np.resize(numbers(kv).astype(np.float16).view(kv.dtype), kv.shape)
+    """Two float16 fit where one float32 was, so all are written twice."""
+    return np.resize(as_floats(kv).astype(np.float16).view(kv.dtype), kv.shape)
 
 
 def token_major(stored: Stored, rng: random.Random) -> Mapping[int, bytes]:
@@ -153,13 +153,13 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def numbers(kv: Kv) -> Kv:
+def as_floats(kv: Kv) -> Kv:
     """Return the numbers as float32."""
     wide = kv if kv.dtype == np.uint32 else kv.astype(np.uint32) << 16
     return wide.view(np.float32)
 
 
-def words(floats: Kv, word: Any) -> Kv:
+def as_words(floats: Kv, word: Any) -> Kv:
     """Return float32 numbers as words, those of bfloat16 rounded to nearest."""
     bits = np.asarray(floats, np.float32).view(np.uint32)
     return bits if word == np.uint32 else ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(word)

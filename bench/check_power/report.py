@@ -28,17 +28,17 @@ wrote this page on {date}.
 {machine}
 
 The stack is what `deploy up` makes of `vendor: cpu` and the tiny model (recipe version {version}),
-with `redis: {{client: lmcache}}`: LMCache's own client, which has no checksum, so only the answers
-can show damage. Each trial runs the check's own code on one pair (two prompts, and the first one
-cut short), and damages one thing in Redis after the first prompt's prefill and before its decode.
-How much engines' own answers differ is measured once, before all trials.
-The seed determines what is damaged and where; the check's prompts are random. A trial counts as
-noticed if the check finds anything wrong. The difference is the largest of log-probabilities in the
-trial; the check tolerates {tolerance}, or more where engines have more noise. It is infinite if two
-answers have no likely token in common. If the damage makes logits NaN, vLLM answers the request
-with HTTP 400, which the check counts as a failure. `nothing` is a trial in which the damaging
-process runs but changes nothing; `healthy` are whole checks. Both come before the first damage;
-then the kinds of damage take turns.
+in bfloat16 and with `redis: {{client: lmcache}}`: LMCache's own client, which has no checksum, so
+only the answers can show damage. Each trial runs the check's own code on one pair (two prompts, and
+the first one cut short), and damages one thing in Redis after the first prompt's prefill and before
+its decode. How much engines' own answers differ is measured once, before all trials; whole checks
+measure it themselves. The seed determines what is damaged and where; the check's prompts are
+random. A trial counts as noticed if the check finds anything wrong. The difference is the largest
+of log-probabilities in the trial; the check tolerates {tolerance}, or more where engines have more
+noise. It is infinite if two answers have no likely token in common. If the damage makes logits NaN,
+vLLM answers the request with HTTP 400, which the check counts as a failure. `nothing` is a trial in
+which the damaging process runs but changes nothing; `healthy` are whole checks. Both come before
+the first damage; then the kinds of damage take turns.
 
 {table}
 
@@ -172,9 +172,10 @@ def table(found: Sequence[Row]) -> str:
 
 def page(outcomes: Sequence[Outcome], seed: int) -> str:
     """Return the page of results, as Markdown."""
-    layers = max((one.layers for one in outcomes), default=0)
-    shaped = rows([one for one in outcomes if one.layers and one.layers == layers])
-    found = rows([one for one in outcomes if not one.layers and not one.tier])
+    plain = [one for one in outcomes if not one.tier and one.dtype == "bfloat16"]
+    layers = max((one.layers for one in plain), default=0)
+    shaped = rows([one for one in plain if one.layers and one.layers == layers])
+    found = rows([one for one in plain if not one.layers])
     by_kind = {row.kind: row for row in found}
     healthy = by_kind.get(HEALTHY)
     sections = [

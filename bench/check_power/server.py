@@ -93,8 +93,8 @@ def meddled_check(
 
     Args:
         meddle: is called with the session and the first prompt, between its prefill and its decode.
-        drops: it takes the prompt out of the server's memory: that it then comes from Redis is no
-            failure.
+        drops: whether `meddle` drops the prompt from the server's memory, so that loading it from
+            Redis is right.
     """
     session = _MeddledSession(running, CheckKeys(tagged=False), lambda _: None)
     with session:
@@ -111,8 +111,10 @@ def meddled_check(
 class _MeddledSession(Session):
     meddle: Meddle | None = None
 
-    def computed(self, producer: str, prompt: Sequence[int], tag: str) -> Completion:
-        answer = super().computed(producer, prompt, tag)
+    def computed(
+        self, producer: str, prompt: Sequence[int], tag: str, *, timeout_s: float | None = None
+    ) -> Completion:
+        answer = super().computed(producer, prompt, tag, timeout_s=timeout_s)
         if (meddle := self.meddle) is not None:
             self.meddle = None
             meddle(self, prompt)

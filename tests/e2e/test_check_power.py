@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from bench.check_power.damage import KINDS, NOTHING, Damage, in_one_chunk, words
+from bench.check_power.damage import KINDS, NOTHING, Damage, as_words, in_one_chunk
 from bench.check_power.layout import Kv
 from bench.check_power.running import SPEC, bench_on
 from bench.check_power.stack import Bench
@@ -112,4 +112,4 @@ def checked_while_damaged(bench: Bench, kit: Deploy, damage: Damage) -> Ran:
 
 def no_numbers(kv: Kv, _rng: random.Random) -> Kv:
     """Make a chunk of what is no number: vLLM cannot say how likely any token is."""
-    return words(np.full(kv.shape, np.nan), kv.dtype)
+    return as_words(np.full(kv.shape, np.nan), kv.dtype)

@@ -85,16 +85,19 @@ def computed(engines: Engines, asked: str) -> Completion:
 def test_every_rank_stores_and_loads_its_part(kit: Deploy) -> None:
     """Each has memory of its own, and a value of its own for each chunk in Redis."""
     name, port, ranks = "ranks", free_row(), 2
-    options = ("--connector", "lmcache-mp", "--tp", str(ranks), "--no-check")
-    with running_stack(kit, name, port, *options):
-        for engine in ("producer-0", "consumer-0"):
-            assert len(segments(prefix_of(kit, engine, name))) == ranks
+    options = ("--connector", "lmcache-mp", "--tp", str(ranks), "--save-decode-cache")
+    with running_stack(kit, name, port, *options, "--no-check"):
+        own = [prefix_of(kit, engine, name) for engine in ("producer-0", "consumer-0")]
+        assert [len(segments(prefix)) for prefix in own] == [ranks, ranks]
         engines = Engines(kit, name, port)
         engines.ask("producer-0", prompt("ranks") + "?")
         assert eventually(lambda: engines.store().dbsize() == 3 * ranks)
-        found = kit.ok("check", "--name", name, "--quick")
+        found = kit.ok("check", "--name", name)
         assert found["hit_rate"]["eligible_rate"] == 1.0
+        for phase in ("store_race", "turns", "decode_reuse", "second_tier"):
+            assert found[phase]["hits"] == found[phase]["eligible"] > 0, phase
         assert found["equivalence"]["mismatched"] == 0 < found["equivalence"]["compared"]
+    assert not any(segments(prefix) for prefix in own)
 
 
 def test_every_eligible_token_is_loaded_at_once(kit: Deploy, up: Any) -> None:

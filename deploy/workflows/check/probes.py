@@ -88,7 +88,7 @@ def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = 
         session.found.add_comparison(reference, answer)
         if not number:
             cuts = _cuts(session, prompt, _QUICK_CUTS if quick else _CUTS)
-            _compare_cuts(session, (producer, consumer), cuts, tag)
+            compare_beginnings(session, (producer, consumer), cuts, tag)
     pair = PairResult(producer, consumer, hits, added(tiers))
     session.found.pairs.append(pair)
     if pair.tiers and pair.tiers.redis and session.running.prepared.plan.kv_server:
@@ -109,7 +109,7 @@ def _cuts(session: Session, prompt: Sequence[int], quarters: Sequence[int]) -> I
             yield [*prompt[:end], *session.fresh(_CUT_TAIL)]
 
 
-def _compare_cuts(
+def compare_beginnings(
     session: Session, pair: tuple[str, str], cuts: Iterable[Sequence[int]], tag: str
 ) -> None:
     """Compare answers to beginnings of a prompt, whose blocks both engines hold."""
@@ -119,9 +119,8 @@ def _compare_cuts(
             return [session.ask(whom, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS) for whom in pair]
         return []
 
-    with ThreadPoolExecutor(session.at_once) as pool:
-        for reference, answer in filter(None, pool.map(answers, cuts)):
-            session.found.add_comparison(reference, answer)
+    for reference, answer in filter(None, session.each(answers, cuts)):
+        session.found.add_comparison(reference, answer)
 
 
 def check_own_prompt(session: Session, producer: str, consumer: str, prompt: list[int]) -> None:
@@ -161,11 +160,14 @@ def _counting(session: Session, engine: str, prompt: list[int]) -> CacheCounters
 
 
 def check_decode_reuse(session: Session) -> None:
-    """Have a consumer decode half a chunk, and a producer load it as the next turn's beginning."""
+    """Have a consumer decode half a chunk, and a producer load it as the next turn's beginning.
+
+    It goes on decoding for a quarter of a chunk: what is stored meanwhile need not be waited for.
+    """
     # The first and the last aggregated engine are different ones.
     chunk, consumer = session.chunk, session.consumers[-1]
     prompt, tag = session.fresh(chunk + chunk // 2), session.keys.new_tag()
-    decodes = chunk // 2 + _CUT_TAIL
+    decodes = chunk // 2 + chunk // 4
     follow_up = len(prompt) + decodes + _CUT_TAIL
     if follow_up + ANSWER_TOKENS > session.limit:
         session.found.decode_reuse = Phase(skipped=f"the context has {session.limit} tokens")

@@ -123,10 +123,9 @@ def check_burst(session: Session) -> None:
     asked = [session.fresh(second) for _ in range(USERS)]
     tags = [session.keys.new_tag() for _ in asked]
     try:
-        with ThreadPoolExecutor(session.at_once) as pool:
-            computed = partial(session.computed, timeout_s=_BURST_TIMEOUT_S)
-            producers = itertools.cycle(session.producers)
-            references = list(pool.map(computed, producers, asked, tags))
+        patience = _BURST_TIMEOUT_S if session.at_once > 1 else None
+        computed = partial(session.computed, timeout_s=patience)
+        references = list(session.each(computed, itertools.cycle(session.producers), asked, tags))
     except ApiError:
         session.found.burst = Phase(requests=2 * USERS, failed=2 * USERS)
         return

@@ -7,8 +7,10 @@ import string
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
 
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
@@ -42,6 +44,9 @@ _LETTERS = (
     *map(chr, range(0xC0, 0x250)), *map(chr, range(0x391, 0x3CA)), *map(chr, range(0x410, 0x450)),
 )  # fmt: skip
 _SAMPLE_LETTERS = 4000
+
+
+_Answer = TypeVar("_Answer")
 
 
 class Session:
@@ -147,6 +152,14 @@ class Session:
     def is_given_up(self, whom: str) -> bool:
         """Tell whether a service timed out, so that it is not asked again."""
         return self._timeouts[whom] >= (_ROUTER_TIMEOUTS if whom == self.front else 1)
+
+    def each(self, ask: Callable[..., _Answer], *asked: Iterable[Any]) -> Iterator[_Answer]:
+        """Yield what `ask` returns, as `map` does; `at_once` calls run at a time."""
+        if self.at_once == 1:
+            yield from map(ask, *asked)
+            return
+        with ThreadPoolExecutor(self.at_once) as pool:
+            yield from pool.map(ask, *asked)
 
     def computed(
         self, producer: str, prompt: Sequence[int], tag: str, *, timeout_s: float | None = None

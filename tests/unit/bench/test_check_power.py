@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import subprocess
@@ -21,8 +22,8 @@ from bench.check_power.damage import (  # noqa: E402
     KINDS,
     NOTHING,
     Stored,
-    numbers,
-    words,
+    as_floats,
+    as_words,
 )
 from bench.check_power.layout import Kv, Layout, Shape, learn  # noqa: E402
 from bench.check_power.server import replace_in_memory  # noqa: E402
@@ -160,7 +161,7 @@ def test_shuffled_rows_are_the_same_rows(kind: str, engine: MadeUpEngine, layout
 def test_a_flip_makes_one_small_number_huge(engine: MadeUpEngine, layout: Layout) -> None:
     stored, changed = damaged("k-bit", engine, layout, 3)
     ((number, value),) = changed.items()
-    before, after = (numbers(layout.opened(v)) for v in (stored.chunks[number], value))
+    before, after = (as_floats(layout.opened(v)) for v in (stored.chunks[number], value))
     (was,), (now,) = before[before != after], after[before != after]
     assert abs(was) < 2 <= abs(now)
 
@@ -182,10 +183,10 @@ def test_every_kind_but_one_changes_something(engine: MadeUpEngine, layout: Layo
 
 def test_bfloat16_is_rounded_to_nearest() -> None:
     exact = np.array([1.0, -0.5, 3e38, 0.0, 2**-126], np.float32)
-    rounded = numbers(words(exact, np.uint16))
-    assert (numbers(words(exact * 1.0009765625, np.uint16)) == rounded).all()
+    rounded = as_floats(as_words(exact, np.uint16))
+    assert (as_floats(as_words(exact * 1.0009765625, np.uint16)) == rounded).all()
     assert (np.abs(rounded - exact) <= np.abs(exact) / 256).all()
-    assert (numbers(words(exact, np.uint32)) == exact).all()
+    assert (as_floats(as_words(exact, np.uint32)) == exact).all()
 
 
 # The vandal
@@ -342,10 +343,15 @@ def test_a_checksum_detects_damage_that_no_answer_shows() -> None:
 
 
 def test_each_tier_of_lmcaches_server_has_its_own_table() -> None:
-    of_tiers = [replace(outcomes("noise", 1, 0)[0], tier=tier) for tier in ("memory", "redis")]
-    page = report.page([*outcomes("noise", 3, 0), *of_tiers], seed=7)
-    _, memory, redis = page.split("## KV in ")
-    assert "| 1 of 1 |" in memory and "| 1 of 1 |" in redis
+    both = itertools.product(("memory", "redis"), ("bfloat16", "float32"))
+    others = [("", "float32"), *both]
+    ones = [replace(outcomes("noise", 1, 0)[0], tier=tier, dtype=dtype) for tier, dtype in others]
+    first, *tables = report.page([*outcomes("noise", 3, 0), *ones], seed=7).split("## KV in ")
+    assert "| 3 of 3 |" in first
+    assert len(tables) == 4 and all("| 1 of 1 |" in one for one in tables)
+    assert [("float32" in one, "bfloat16" in one) for one in tables] == 2 * [
+        (False, True), (True, False),
+    ]  # fmt: skip
 
 
 def test_a_run_continues_where_it_stopped(tmp_path: Path) -> None:

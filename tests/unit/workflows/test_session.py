@@ -16,6 +16,7 @@ from deploy.verify.equivalence import Completion
 from deploy.verify.findings import failures
 from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
+from deploy.workflows.check.probes import compare_beginnings
 from deploy.workflows.check.reading import CheckReading
 from deploy.workflows.check.routed import check_burst, check_router, check_turns
 from deploy.workflows.check.session import ANSWER_TIMEOUT_S, USERS, Session
@@ -195,9 +196,16 @@ def test_more_than_a_conversation_or_a_burst_has_is_found(
     assert stack.failed in (["several turns"], ["burst"])
 
 
+def beginnings(session: Session) -> None:
+    """Ask a pair for as many beginnings of a prompt as two batches have."""
+    pair, cuts = ("producer-0", "consumer-0"), [[1] * 100] * (2 * USERS)
+    compare_beginnings(session, pair, cuts, "")
+
+
+@pytest.mark.parametrize("probe", [check_burst, beginnings])
 @pytest.mark.parametrize(("dtype", "at_once"), [("bfloat16", 1), ("float32", USERS)])
-def test_references_are_computed_in_one_batch_where_that_rounds_alike(
-    dtype: str, at_once: int
+def test_prompts_are_asked_at_once_where_a_batch_rounds_alike(
+    probe: Callable[[Session], None], dtype: str, at_once: int
 ) -> None:
     stack = Stack(dtype)
     together = threading.Barrier(at_once)
@@ -207,15 +215,16 @@ def test_references_are_computed_in_one_batch_where_that_rounds_alike(
         time.sleep(0.01)  # so that others would be there, too
         return 0
 
-    def last_reference() -> None:
+    def references_are_done() -> None:
         stack.producer.loads = lambda _: 0
         seen.append(stack.producer.most_at_once)
 
     seen: list[int] = []
     stack.producer.loads = compute
-    stack.router.meanwhile = last_reference
-    check_burst(stack.session)
-    assert seen[0] == at_once
+    stack.router.meanwhile = references_are_done
+    probe(stack.session)
+    assert (seen[0] if seen else stack.producer.most_at_once) == at_once
+    assert stack.session.found.compared == (USERS if seen else 2 * USERS)
     assert stack.failed == []
 
 
