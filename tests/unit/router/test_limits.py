@@ -148,7 +148,7 @@ def test_a_connection_without_a_request_is_closed(door: Callable[..., Door], sen
 
 def test_an_idle_kept_connection_is_closed(door: Callable[..., Door]) -> None:
     """What begins a request is idle no longer."""
-    opened = door(head_s=0.1).connect(GET)
+    opened = door(head_s=2).connect(GET)
     assert opened.recv(1000).startswith(b"HTTP/1.1 200")
     opened.sendall(b"GET /v1/mod")
     assert ended(opened).startswith(b"HTTP/1.1 408")
