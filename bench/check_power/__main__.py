@@ -40,8 +40,8 @@ def main() -> int:
         "--tier", choices=list(report.TIERS), default="", help="of LMCache's server"
     )
     parser.add_argument(
-        "--dtype", choices=list(WORDS), default="bfloat16", help="of KV; CPUs without AVX-512 take "
-        "several times as long for bfloat16",
+        "--dtype", choices=list(WORDS), default="bfloat16", help="of KV; CPUs without AVX-512 are "
+        "slower at bfloat16",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--results", type=Path, help="write the page of results there")
