@@ -515,12 +515,36 @@ def test_the_servers_host_arguments_cannot_be_resolved():
             socket.getaddrinfo(host, 80, flags=socket.AI_NUMERICHOST)
 
 
+STORES = """
+import sys
+from lmcache.v1.distributed.l2_adapters import config, factory
+from pdkit_connector import kv_server
+
+offered = len(factory._PENDING_MODULES)
+kv_server.import_one_store()
+print(offered > 10, config.get_registered_l2_adapter_types(), "transformers" in sys.modules)
+"""
+
+
+def test_of_the_second_tiers_adapters_only_the_plug_in_is_imported():
+    done = subprocess.run(
+        (sys.executable, "-c", STORES),
+        env={**os.environ, "PYTHONPATH": str(Path(kv_server.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1] == "True ['plugin'] False", done.stderr
+
+
 @pytest.mark.parametrize("address", [None, "127.0.0.1:8005"])
 def test_the_server_shows_its_metrics_on_a_port_only_if_configured(monkeypatch, address):
     shown = []
     monkeypatch.setattr(sys, "argv", ["kv_server", "requests", "pages"])
     for name in ("hold_connections", "release_ended", "listen_on_sockets", "add_pages"):
         monkeypatch.setattr(kv_server, name, lambda *_: None)
+    monkeypatch.setattr(kv_server, "import_one_store", lambda: None)
     monkeypatch.setattr(server_stores, "answer_engines", lambda _: None)
     monkeypatch.setattr(kv_server.runpy, "run_module", lambda *_, **__: None)
     monkeypatch.setattr(kv_server.metrics_port, "serve", lambda *given: shown.append(given))
