@@ -41,8 +41,12 @@ from tests.report.stacks import (  # noqa: F401 - hooks, and a fixture for every
 )
 
 COMMAND = str(Path(sys.executable).parent / "deploy")
-# Kept once for all homes of a run: that the fixes take, and what engines in containers look up.
-KEPT = tempfile.TemporaryDirectory(prefix="pdkit-kept-")
+# Kept once for all homes of a run: that the fixes take, and what engines in containers look up. The
+# first process makes it; those that it starts inherit the variable.
+if "PDKIT_TEST_KEPT" not in os.environ:
+    _made = tempfile.TemporaryDirectory(prefix="pdkit-kept-")
+    os.environ["PDKIT_TEST_KEPT"] = _made.name
+KEPT = Path(os.environ["PDKIT_TEST_KEPT"])
 UP_TIMEOUT_S = 600
 # Short ones end a run: while the last module of all runs, other cores have nothing to do.
 LAST = ("test_sweep", "test_gpu_proof", "test_several_hosts", "test_failed_starts", "test_doctor")
@@ -102,7 +106,7 @@ class Deploy:
 
     def __post_init__(self) -> None:
         for name in ("fixes", "engines"):
-            kept, link = Path(KEPT.name, name), self.home / "cache" / name
+            kept, link = KEPT / name, self.home / "cache" / name
             kept.mkdir(exist_ok=True)
             if not os.path.lexists(link):
                 link.parent.mkdir(parents=True, exist_ok=True)

@@ -245,7 +245,7 @@ def test_no_request_fails_if_redis_dies_under_load(plain: Engines) -> None:
 
 
 def test_status_and_check_show_what_moved(plain: Engines) -> None:
-    report = plain.kit.ok("check", "--name", plain.name)["store_path"]
+    report = plain.kit.ok("check", "--quick", "--name", plain.name)["store_path"]
     assert report["stored_chunks"] >= report["loaded_chunks"] > 5
     assert report["load_gb_s"] > 0
     assert report["refused"] == report["left_out"] == report["late"] == 0
@@ -332,7 +332,7 @@ def test_layers_have_no_tags_without_the_fix(layered: Engines) -> None:
     assert not marked(layered)
     with layered.api("consumer-0") as consumer:
         assert not consumer.complete(MODEL, prompt, max_tokens=1, tag="check-none").cached_tokens
-    ran = layered.kit.run("check", "--name", layered.name, "--json")
+    ran = layered.kit.run("check", "--quick", "--name", layered.name, "--json")
     assert ran.code == 0, ran
     assert "warning: not every engine has fix B16c applied" in ran.stderr
     assert ran.data["redis"]["keys_removed"] is None

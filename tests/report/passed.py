@@ -17,9 +17,12 @@ from tests.report.results import REPO
 RECORD = Path(__file__).with_name("passed.json")
 # Part → its end-to-end tests. Every other part is a step of its own name.
 E2E = {
+    "check-power": ("tests/e2e/test_check_power.py",),
+    "fixes-in-engines": ("tests/e2e/test_fixes_in_engines.py",),
     "gpu-proof": ("tests/e2e/test_gpu_proof.py",),
     "lmcache-mp": ("tests/e2e/docker/test_swap_connector.py", "tests/e2e/test_kv_server.py"),
     "podman": ("tests/e2e/docker/test_kubernetes.py",),
+    "redis-path": ("tests/e2e/test_redis_path.py",),
     "user-redis": ("tests/e2e/test_own_redis.py", "tests/e2e/test_several_hosts.py"),
 }
 _ENGINES = ("deploy/connector", "images/cpu/requirements.lock")
@@ -50,8 +53,11 @@ PARTS = {
         "deploy/workflows/cluster_document.py", "images", "tests/golden/kubernetes",
         *E2E["podman"],
     ),
-    # The other connector, another Redis and several hosts: what they share with every stack is
-    # tested by the files that always run.
+    # KV that is damaged, lost or late, each fix in an engine, the other connector, another Redis
+    # and several hosts: what they share with every stack is tested by the files that always run.
+    "check-power": (*_STACK, "bench/check_power", *E2E["check-power"]),
+    "fixes-in-engines": (*_STACK, *E2E["fixes-in-engines"]),
+    "redis-path": (*_STACK, *E2E["redis-path"]),
     "lmcache-mp": (*_STACK, "tests/fixtures/metrics", *E2E["lmcache-mp"]),
     "user-redis": (*_STACK, *E2E["user-redis"]),
     "gpu-proof": (*_STACK, "bench/gpu_proof", "scripts/gpu-proof", *E2E["gpu-proof"]),

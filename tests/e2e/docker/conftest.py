@@ -282,7 +282,7 @@ def images(catalogue: dict[str, Any]) -> Iterator[None]:
     known = {"engine": catalogue["cpu"]["image"], "base": BASE}
     for tag, text in _VARIANTS.items():
         docker("build", "--quiet", "--tag", tag, "-", stdin=text.format(**known))
-    kept = Home(Path(KEPT.name), Path(KEPT.name))
+    kept = Home(KEPT, KEPT)
     engine, second = (kept.engine_cache(one["Id"]) for one in inspected(known["engine"], SECOND))
     # Their vLLM is the same, and looks up the same; what is rendered names the image by its tag.
     for other in (second, kept.engine_cache(known["engine"])):

@@ -195,7 +195,7 @@ class TestOtherCommands:
         assert "consumer-0" in unknown.stderr
 
     def test_check_can_be_repeated(self, kit: Deploy) -> None:
-        data = kit.ok("check", "--name", NAME)
+        data = kit.ok("check", "--quick", "--name", NAME)
         assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
 
     def test_every_needed_fix_is_reported_by_each_engine(self, kit: Deploy) -> None:
