@@ -7,6 +7,7 @@ run all cells, else they are pytest's arguments. Prints a JSON object as each jo
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -58,7 +59,7 @@ def do_all(jobs: list[Job]) -> None:
     waiting, running = list(jobs), {}
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
-            job, output = waiting.pop(0), os.memfd_create("output")
+            job, output = waiting.pop(0), shared_output()
             running[begun(job, output)] = job, output
         child, status = os.wait()
         job, output = running.pop(child)
@@ -67,6 +68,14 @@ def do_all(jobs: list[Job]) -> None:
             said = text.read()
         code = os.waitstatus_to_exitcode(status)
         print(json.dumps({**job, "code": code, "said": said}), flush=True)
+
+
+def shared_output() -> int:
+    """Return a file in memory to which several processes may write at once."""
+    output = os.memfd_create("output")
+    # Else two that write at the same time may write to the same place, and one line is lost.
+    fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
+    return output
 
 
 def begun(job: Job, output: int) -> int:

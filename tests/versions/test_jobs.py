@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.versions import jobs
+from tests.versions.forks import shared_output
 from tests.versions.installed import VERSIONS
 from tests.versions.jobs import Job, Releases
 
@@ -40,3 +41,20 @@ def test_the_process_is_killed() -> None:
         os.kill(own._process.pid, signal.SIGKILL)
         with pytest.raises(AssertionError, match="ended with -9"):
             own.said(job)
+
+
+def test_processes_of_a_job_that_write_at_once_lose_no_line() -> None:
+    """Untouched and fixed cells run side by side, and tell in the same file."""
+    lines, output = 20_000, shared_output()
+    children = []
+    for number in range(2):
+        if (child := os.fork()) == 0:
+            for line in range(lines):
+                os.write(output, f"{number} {line}\n".encode())
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(output) as text:
+        text.seek(0)
+        assert len(set(text)) == 2 * lines
