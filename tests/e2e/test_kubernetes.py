@@ -24,6 +24,12 @@ from deploy.metrics.page import parsed_page
 from deploy.stack.layout import ENGINE_PORT
 from deploy.workflows.cluster_counters import ASK
 from tests.e2e.conftest import UP_TIMEOUT_S, Deploy, eventually
+from tests.e2e.docker.conftest import (  # noqa: F401 - fixtures
+    catalogue,
+    docker_held,
+    engine,
+    wheelhouse,
+)
 from tests.e2e.podman import Node, Object, Pod, pods
 from tests.unit.workflows.test_export import kustomized
 
@@ -91,7 +97,10 @@ def _images(objects: list[Object]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    catalogue: dict[str, Any],  # noqa: F811 - the fixture
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
     """Play all pods of the overlay, in the order of its objects, and wait until they serve."""
     assert shutil.which("podman"), "podman is not installed; scripts/test installs it as root"
     folder = tmp_path_factory.mktemp("node")
@@ -104,7 +113,8 @@ def cluster(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     }
     node = Node(folder, maps, {key: secrets.token_urlsafe(32) for key in KEYS})
     try:
-        node.prepare(_images(overlay))
+        with docker_held():
+            node.prepare(_images(overlay))
         made = Cluster(node, pods(overlay), pods(check)["check-0"])
         for pod in made.pods.values():
             node.play(pod)

@@ -21,7 +21,7 @@ E2E = {
     "fixes-in-engines": ("tests/e2e/test_fixes_in_engines.py",),
     "gpu-proof": ("tests/e2e/test_gpu_proof.py",),
     "lmcache-mp": ("tests/e2e/docker/test_swap_connector.py", "tests/e2e/test_kv_server.py"),
-    "podman": ("tests/e2e/docker/test_kubernetes.py",),
+    "podman": ("tests/e2e/test_kubernetes.py",),
     "redis-path": ("tests/e2e/test_redis_path.py",),
     "user-redis": ("tests/e2e/test_own_redis.py", "tests/e2e/test_several_hosts.py"),
 }

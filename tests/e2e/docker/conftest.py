@@ -6,6 +6,7 @@ it; whatever a test leaves in Docker is a failure of that test.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -215,6 +216,14 @@ def complete(url: str, prompt: str, headers: Mapping[str, str] | None = None) ->
     return text
 
 
+@contextmanager
+def docker_held() -> Iterator[None]:
+    """Keep other workers from building images, and from restarting Docker, until the end."""
+    with (KEPT / "docker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def engine() -> None:
     """Fail where Docker does not answer: without it, nothing of this would be tested."""
@@ -262,7 +271,8 @@ def wheelhouse(engine: None) -> Path:
     """Return the folder of the pinned wheels, filled on first use and kept between runs."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "pdkit" / "wheelhouse"
-    _require(("scripts/wheelhouse", str(folder)))
+    with docker_held():
+        _require(("scripts/wheelhouse", str(folder)))
     return folder
 
 
@@ -270,9 +280,10 @@ def wheelhouse(engine: None) -> Path:
 def catalogue(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the catalogue by name, after its images for processors have been built."""
     kit = Deploy(tmp_path_factory.mktemp("images"))
-    _require(("scripts/base-image",))
     offline = ("--base", BASE, "--wheelhouse", str(wheelhouse))
-    assert kit.ok("images", "build", *BUILT_HERE, *offline)["built"]
+    with docker_held():
+        _require(("scripts/base-image",))
+        assert kit.ok("images", "build", *BUILT_HERE, *offline)["built"]
     return {row["name"]: row for row in kit.ok("images", "list")["images"]}
 
 

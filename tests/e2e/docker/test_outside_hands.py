@@ -13,7 +13,16 @@ import pytest
 from deploy.runtime.home import Home
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from tests.e2e.conftest import eventually
-from tests.e2e.docker.conftest import REPO, SERVICES, Project, complete, docker, failed, inspected
+from tests.e2e.docker.conftest import (
+    REPO,
+    SERVICES,
+    Project,
+    complete,
+    docker,
+    docker_held,
+    failed,
+    inspected,
+)
 
 DOCKERD_PID = Path("/var/run/docker.pid")
 MAY_RESTART_DOCKER = os.environ.get("CI") == "true" or os.environ.get("PDKIT_TEST_DAEMON") == "1"
@@ -105,12 +114,13 @@ def test_a_stack_taken_down_by_docker_is_started_again(stack: Project) -> None:
 @pytest.mark.skipif(not MAY_RESTART_DOCKER, reason="restarts Docker: PDKIT_TEST_DAEMON=1 allows it")
 def test_the_stack_survives_a_restart_of_docker(stack: Project) -> None:
     before = stack.ids()
-    daemon = psutil.Process(int(DOCKERD_PID.read_text()))
-    daemon.terminate()
-    daemon.wait(timeout=60)
-    ran = stack.run("status", "--json")
-    failed(ran, code=3, name="docker_unavailable")
-    subprocess.run((REPO / "scripts" / "docker",), check=True, timeout=120)
+    with docker_held():
+        daemon = psutil.Process(int(DOCKERD_PID.read_text()))
+        daemon.terminate()
+        daemon.wait(timeout=60)
+        ran = stack.run("status", "--json")
+        failed(ran, code=3, name="docker_unavailable")
+        subprocess.run((REPO / "scripts" / "docker",), check=True, timeout=120)
     assert eventually(lambda: is_healthy(stack), every_s=1)
     assert stack.ok("check", "--quick")["hit_rate"]["eligible_rate"] == 1.0
     assert stack.ids() == before
