@@ -57,7 +57,7 @@ class TestUp:
 
     def test_check_can_be_repeated(self, stack: Project, again: Any) -> None:
         assert again["check"]["passed"]
-        data = stack.ok("check", "--quick")
+        data = stack.ok("check")
         assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
 
     def test_clients_are_answered(self, stack: Project) -> None:
