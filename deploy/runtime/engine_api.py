@@ -75,16 +75,15 @@ class EngineApi:
         socket = self._url.removeprefix("unix://") if self._url.startswith("unix://") else None
         # Engines speak plain HTTP on this machine. Reading the certificates all the same would take
         # longer than the request, several times a second while engines start.
+        # A connection for each request: on an idle one it may meet the close of whoever answers, or
+        # of another thread, which httpcore lets close what expires as this one begins to use it.
+        limits = httpx.Limits(max_keepalive_connections=0)
         return httpx.Client(
             base_url="http://localhost" if socket else self._url,
-            transport=httpx.HTTPTransport(verify=False, uds=socket) if socket else None,
+            transport=httpx.HTTPTransport(verify=False, uds=socket, limits=limits),
             headers=self._headers,
             timeout=_timeout(self._timeout_s),
-            # vLLM and the router close connections that were idle for five seconds. A request sent
-            # on an older connection may meet that close.
-            limits=httpx.Limits(keepalive_expiry=2.0),
             trust_env=False,
-            verify=False,  # noqa: S501 - plain HTTP
         )
 
     def __enter__(self) -> EngineApi:

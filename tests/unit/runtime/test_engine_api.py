@@ -40,6 +40,7 @@ class Engine:
     url: str
     answers: dict[str, tuple[int, str]] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
+    connections: int = 0
 
     def answer(self, path: str, body: object, status: int = 200) -> None:
         self.answers[path] = (status, body if isinstance(body, str) else json.dumps(body))
@@ -48,6 +49,12 @@ class Engine:
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # which keeps connections
+
+        def setup(self) -> None:
+            super().setup()
+            made.connections += 1
+
         def do_GET(self) -> None:
             self._answer(None)
 
@@ -87,6 +94,12 @@ class TestHealth:
     ) -> None:
         engine.answer("/health", "", status)
         assert api.is_healthy() is healthy
+
+    def test_each_request_has_a_connection_of_its_own(self, engine: Engine, api: EngineApi) -> None:
+        """An idle one may be closed by others as a request is sent on it."""
+        engine.answer("/tokenize", {"tokens": [1, 2]})
+        assert [api.tokenize("m", "ab") for _ in range(3)] == [[1, 2]] * 3
+        assert engine.connections == 3
 
     def test_another_health_path_is_used(self, engine: Engine, api: EngineApi) -> None:
         engine.answer("/readiness", "")
