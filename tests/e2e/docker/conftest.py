@@ -227,9 +227,10 @@ def docker_held() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def engine() -> None:
     """Fail where Docker does not answer: without it, nothing of this would be tested."""
-    _require(("docker", "info"))
-    _require(("docker", "compose", "version"))
-    remove_stacks_of_killed_runs()
+    with docker_held():
+        _require(("docker", "info"))
+        _require(("docker", "compose", "version"))
+        remove_stacks_of_killed_runs()
 
 
 def remove_stacks_of_killed_runs() -> None:
@@ -284,7 +285,7 @@ def catalogue(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     with docker_held():
         _require(("scripts/base-image",))
         assert kit.ok("images", "build", *BUILT_HERE, *offline)["built"]
-    return {row["name"]: row for row in kit.ok("images", "list")["images"]}
+        return {row["name"]: row for row in kit.ok("images", "list")["images"]}
 
 
 @pytest.fixture(scope="session", autouse=True)

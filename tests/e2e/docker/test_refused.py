@@ -120,8 +120,8 @@ class TestEnginesThatDie:
         assert "engine.memory_gib" in error["hint"]
 
     def test_an_engine_that_lacks_memory_is_named(self, own: Project) -> None:
-        more = {"topology": "1a", "engine": {"memory_gib": 2, "kv_cache_gib": 2}}
-        write_settings(own.kit.home, own.name, own.port, **more)
+        engine = {"memory_gib": 2, "kv_cache_gib": 2}
+        write_settings(own.kit.home, own.name, own.port, topology="1a", engine=engine)
         error = refused(own, code=4, name="out_of_memory", logs=True)
         assert "engine.memory_gib" in error["hint"]
         assert "Available memory" in error["message"] and "2.0 GiB" in error["message"]

@@ -104,6 +104,7 @@ def test_a_killed_server_is_restarted_and_found_again(stack: Project, swapped: A
     assert all(stack.containers()[one]["RestartCount"] == 0 for one in ENGINES)
     assert eventually(lambda: stack.run("check", "--quick").code == 0, every_s=1)
     assert loaded(stack, prompt) == 3 * CHUNK, "from Redis: its memory was empty"
+    assert stack.ok("check")["hit_rate"]["eligible_rate"] == 1.0
 
 
 def test_a_swap_back_leaves_no_server(stack: Project, swapped: Any) -> None:
