@@ -71,7 +71,9 @@ class Watch:
 
     def redacted(self, text: str) -> str:
         """Return a text without secrets: those seen, and what has the form of one."""
-        return _MADE.sub(MASK, Redactor(tuple(self._secrets))(text))
+        redact = Redactor(tuple(self._secrets))
+        # Line by line: it cuts the end off what is long, and whole logs are.
+        return "".join(_MADE.sub(MASK, redact(line)) for line in text.splitlines(keepends=True))
 
     def _note_engine(self, process: Path) -> None:
         # Behind the program's name, which may hold anything, from the third field on.

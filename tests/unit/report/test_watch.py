@@ -80,6 +80,11 @@ class TestSecrets:
         file.unlink()
         assert watch.redacted("Bearer first-key, pass-word") == "Bearer ***, ***"
 
+    def test_a_long_log_keeps_its_last_lines(self, watch: Watch) -> None:
+        said = "a line that is nothing special\n" * 5000
+        told = watch.redacted(f"{said}redis://me:pass-word@host\nwhy it died\n")
+        assert told == f"{said}redis://***@host\nwhy it died\n"
+
     def test_secrets_are_read_in_the_background(
         self, watch: Watch, eventually: Callable[..., None]
     ) -> None:
