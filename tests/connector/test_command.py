@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+from own_process import CONNECTOR, run_python
 from pdkit_connector import __main__ as command
 from pdkit_connector.registry import FixOutcome, FixState, discover
 
-CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 IDS = {fix.id for fix in discover()}
 
 
-def ran(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, which the fixes then change."""
-    return subprocess.run(
-        (sys.executable, *arguments),
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{CONNECTOR}:{path}",
-            "LMCACHE_TRACK_USAGE": "false",
-            "PDKIT_DISABLE_FIXES": "B2c",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_it_prints_json_alone_and_marks_disabled_fixes():
-    done = ran("-m", "pdkit_connector", "--json")
-    assert done.returncode == 0, done.stderr
+    off = {"LMCACHE_TRACK_USAGE": "false", "PDKIT_DISABLE_FIXES": "B2c"}
+    done = run_python("-m", "pdkit_connector", "--json", **off)
     told = json.loads(done.stdout)
     assert (told["lmcache"], told["tested"]) == ("0.5.6", True)
     states = {item["id"]: item["state"] for item in told["fixes"]}
@@ -62,7 +42,7 @@ def test_a_broken_vllm_is_reported_and_not_as_failed_fixes(tmp_path):
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "__init__.py").touch()
-    broken = ran("-m", "pdkit_connector", "--json", path=str(tmp_path))
-    assert broken.returncode == 1
+    path = f"{CONNECTOR}:{tmp_path}"
+    broken = run_python("-m", "pdkit_connector", "--json", code=1, PYTHONPATH=path)
     assert broken.stdout == ""
     assert "ImportError" in broken.stderr and "VllmConfig" in broken.stderr

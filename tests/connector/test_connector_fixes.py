@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import CONNECTOR
 from lmcache.utils import CacheEngineKey, EngineType
 from lmcache.v1 import cache_engine, gpu_connector
 from lmcache.v1.cache_engine import LMCacheEngine
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.token_database import ChunkedTokenDatabase, TokenDatabase
+from own_process import run_python
 from pdkit_connector import __main__ as command
 from pdkit_connector.cpu_mover import BlockMover, LayerwiseBlockMover
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
@@ -251,28 +248,13 @@ def test_the_layout_follows_the_instruction_set_and_the_release(monkeypatch, cha
 
 def test_fixes_are_listed_without_lmcache():
     # -S leaves out site-packages, and LMCache with it.
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "pdkit_connector", "--list"],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(CONNECTOR)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run_python("-S", "-m", "pdkit_connector", "--list")
     assert [item["id"] for item in json.loads(done.stdout)] == list(FIXES)
 
 
 def test_the_command_names_lmcache_if_it_is_not_installed():
     # -S leaves out site-packages, and LMCache with it.
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "pdkit_connector"],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(CONNECTOR)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 3
+    done = run_python("-S", "-m", "pdkit_connector", code=3)
     assert "lmcache and torch not installed" in done.stderr
     assert not done.stdout
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import runpy
-import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from own_process import last_line, run_python
 from pdkit_connector import serve
 from pdkit_connector.errors import ConnectorError, FixFailed
 from pdkit_connector.worker_socket import NAME_ENV, engine_name
@@ -60,65 +58,54 @@ def test_only_an_engine_with_a_connector_gets_fixes(monkeypatch, argv, fixes):
     assert len(applied) == fixes
 
 
-def printed_by(code: str, *argv: str) -> str:
-    done = subprocess.run(
-        (sys.executable, "-c", code, *argv),
-        env={**os.environ, "PYTHONPATH": str(Path(serve.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
-
-
-CHECK = """
-import sys
-from pdkit_connector import serve
-serve.check(sys.argv[1:])
-print("lmcache" in sys.modules)
-"""
-
-
-@pytest.mark.parametrize(("argv", "imported"), [((), "False"), (("--config", "none"), "True")])
-def test_only_an_engine_with_a_connector_imports_lmcache(argv, imported):
-    assert printed_by(CHECK, *argv) == imported
-
-
-ORDER = """
-import sys
+STEPS = """
+import importlib, sys
 from pdkit_connector import fork_server, serve
+
 fork_server.preload = fork_server.start = lambda: None
-if sys.argv[1] == "serve":
-    serve.fork_cores_on_cpus()
-else:
-    import vllm.config
+compiler = "torch._inductor.lowering"
+serve.fork_cores_on_cpus()
+print(compiler in sys.modules, end=" ")
+serve.check(())
+print("lmcache" in sys.modules, end=" ")
+serve.check(("--config", "none"))
+print("lmcache" in sys.modules, end=" ")
+print(bool(importlib.import_module(compiler).FALLBACK_ALLOW_LIST), end=" ")
 names = list(sys.modules)
 print(names.index("transformers.utils.import_utils") < names.index("importlib_metadata"))
 """
 
 
-@pytest.mark.parametrize(("first", "quick"), [("serve", "True"), ("vllm", "False")])
-def test_transformers_looks_at_packages_before_that_becomes_slow(first, quick):
-    """vLLM's own order shows what the test would see if `serve` did nothing."""
-    assert printed_by(ORDER, first) == quick
+def test_each_step_imports_what_it_needs_and_in_the_order_that_is_quick():
+    """LMCache is for engines that have a connector, and Transformers looks at packages first.
+
+    The compiler is imported where something may be compiled, or later where it is asked for.
+    """
+    assert last_line(STEPS, TORCHDYNAMO_DISABLE="1") == "False False True True True"
 
 
-COMPILER = """
-import importlib, sys
-from pdkit_connector import fork_server, serve
-fork_server.preload = fork_server.start = lambda: None
-serve.fork_cores_on_cpus()
-name = "torch._inductor.lowering"
-print(name in sys.modules, bool(importlib.import_module(name).FALLBACK_ALLOW_LIST))
+ALONE = """
+import sys, vllm.config
+names = list(sys.modules)
+print(names.index("transformers.utils.import_utils") < names.index("importlib_metadata"))
+print("torch._inductor.lowering" in sys.modules)
 """
 
 
-@pytest.mark.parametrize(("off", "seen"), [("1", "False True"), ("0", "True True")])
-def test_the_compiler_is_imported_only_where_something_may_be_compiled(monkeypatch, off, seen):
+def test_vllm_alone_imports_the_compiler_and_in_the_slow_order():
+    """What the test above would see if `serve` did nothing."""
+    printed = run_python("-c", ALONE, TORCHDYNAMO_DISABLE="1").stdout
+    assert printed.splitlines()[-2:] == ["False", "True"]
+
+
+@pytest.mark.parametrize(("off", "hidden"), [("1", True), ("0", False)])
+def test_the_compiler_is_hidden_only_where_nothing_is_compiled(monkeypatch, off, hidden):
+    name = "torch._inductor.lowering"
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", off)
-    assert printed_by(COMPILER) == seen
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with serve.without_inductor():
+        assert (name in sys.modules) is hidden
+    assert name not in sys.modules
 
 
 @pytest.fixture

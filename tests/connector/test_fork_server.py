@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from own_process import last_line, run_python
 from pdkit_connector import fork_server, serve
 
-CONNECTOR = Path(fork_server.__file__).parents[1]
 SCRIPT = """
 import gc, json, multiprocessing, os, sys
 from pdkit_connector import fork_server
@@ -47,16 +44,8 @@ if __name__ == "__main__":
 def started(tmp_path: Path, how: str, *, generations: int = 1) -> list[object]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    ran = subprocess.run(
-        (sys.executable, str(script), how, str(generations)),
-        env={**os.environ, "PYTHONPATH": str(CONNECTOR), "CHANGED": "before", "TAKEN": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+    environ = {"CHANGED": "before", "TAKEN": "1"}
+    return json.loads(run_python(str(script), how, str(generations), **environ).stdout)
 
 
 def test_a_forked_process_has_the_imports_and_the_current_environment(tmp_path):
@@ -118,24 +107,14 @@ def test_amx_may_be_used_before_the_first_large_product():
 
     The kernel knows whether this one has it; what /proc/cpuinfo shows may be a simulated machine's.
     """
-    done = subprocess.run(
-        (sys.executable, "-c", AMX),
-        env={**os.environ, "PYTHONPATH": str(CONNECTOR)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.split() == ["False", "True"], done.stderr
+    assert last_line(AMX) == "False True"
 
 
 WAIT = """
-import resource, sys, threading
+import resource, threading
 from pdkit_connector import serve
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
-if sys.argv[1] == "sleeping":
-    serve.sleep_between_polls()
 writer = MessageQueue(n_reader=1, n_local_reader=1)
 reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
 ready = threading.Thread(target=writer.wait_until_ready)
@@ -144,23 +123,21 @@ reader.wait_until_ready()
 ready.join()
 writer.enqueue("a message, after which readers are quick for a second")
 assert reader.dequeue().startswith("a message")
-before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-try:
-    reader.dequeue(timeout=0.8)
-except TimeoutError:
-    print(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+
+def waits():
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    try:
+        reader.dequeue(timeout=0.4)
+    except TimeoutError:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+
+yielding = waits()
+serve.sleep_between_polls()
+print(yielding, waits())
 """
 
 
-@pytest.mark.parametrize("how", ["yielding", "sleeping"])
-def test_waiting_for_a_message_leaves_the_processor_to_others(how):
+def test_waiting_for_a_message_leaves_the_processor_to_others():
     """As the kernel counts how often a process gave its core away; vLLM itself does not."""
-    done = subprocess.run(
-        (sys.executable, "-c", WAIT, how),
-        env={**os.environ, "PYTHONPATH": str(CONNECTOR)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert (int(done.stdout.split()[-1]) > 20) is (how == "sleeping"), done.stdout
+    yielding, sleeping = map(int, last_line(WAIT).split())
+    assert yielding <= 20 < sleeping

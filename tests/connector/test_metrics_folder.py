@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from own_process import last_line
 
-CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 MAKE = """
 import multiprocessing, os
 from pdkit_connector.fixes.b24_metrics_folder import _with_own_folder
@@ -28,10 +25,8 @@ def fork():
 
 
 @pytest.mark.parametrize("by", ["make()", "fork()"])
-def test_it_is_removed_when_its_process_ends(tmp_path, by):
-    env = {**os.environ, "PYTHONPATH": str(CONNECTOR), "TMPDIR": str(tmp_path)}
-    env.pop("PROMETHEUS_MULTIPROC_DIR", None)
-    argv = (sys.executable, "-c", MAKE + by)
-    said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
-    assert Path(said.strip()).parent == tmp_path
+def test_it_is_removed_when_its_process_ends(monkeypatch, tmp_path, by):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    folder = last_line(MAKE + by, TMPDIR=str(tmp_path))
+    assert Path(folder).parent == tmp_path
     assert not list(tmp_path.glob("lmcache_prometheus-*"))

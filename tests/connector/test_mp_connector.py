@@ -14,7 +14,6 @@ import sys
 import threading
 import weakref
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +22,7 @@ from lmcache.integration.vllm import lmcache_mp_connector as upstream
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.transfer_context import create_transfer_context
 from lmcache.v1.platform.devices.cpu import shm as cpu_shm
+from own_process import CONNECTOR, last_line
 from pdkit_connector import kv_server, mp_connector, server_life, server_stores, store_barrier
 from pdkit_connector.engine_report import WorkerReport
 from pdkit_connector.errors import ConnectorError
@@ -41,7 +41,6 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 BLOCK, CHUNK = 32, 256
-CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 
 
 class Transfers:
@@ -527,15 +526,7 @@ print(offered > 10, config.get_registered_l2_adapter_types(), "transformers" in 
 
 
 def test_of_the_second_tiers_adapters_only_the_plug_in_is_imported():
-    done = subprocess.run(
-        (sys.executable, "-c", STORES),
-        env={**os.environ, "PYTHONPATH": str(Path(kv_server.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.splitlines()[-1] == "True ['plugin'] False", done.stderr
+    assert last_line(STORES) == "True ['plugin'] False"
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:8005"])

@@ -24,11 +24,11 @@ from lmcache.integration.vllm.vllm_multi_process_adapter import (
 )
 from lmcache.v1.multiprocess.group_view import EngineGroupInfo
 from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
+from own_process import CONNECTOR
 from pdkit_connector.mp_connector import SOCKET_ENV, GuardedAdapter, GuardedSchedulerAdapter
 from pdkit_connector.stores_socket import MEMORY, stored_by_server
 from redis_servers import eventually
 
-CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 STARTS_WITHIN_S = 120.0
 BLOCK, LAYERS = 16, 2
 PROGRAM = ("-m", "pdkit_connector.kv_server")
@@ -74,7 +74,7 @@ class Sockets:
     def served(self, *program: str) -> Iterator[None]:
         """Run a server, which is killed at the end."""
         argv = (
-            sys.executable, *(program or PROGRAM), self.requests, self.pages,
+            sys.executable, *program, self.requests, self.pages,
             "--l1-size-gb", "0.01", "--eviction-policy", "LRU", "--chunk-size", str(BLOCK),
             "--supported-transfer-mode", "lmcache_driven",
         )  # fmt: skip
@@ -120,13 +120,33 @@ class Sockets:
             return client.get(f"http://localhost{page}")
 
 
+@pytest.fixture(autouse=True)
+def no_pings(monkeypatch):
+    """Let the test itself send what an engine's thread would."""
+    monkeypatch.setattr(HeartbeatThread, "start", lambda _: None)
+
+
 @pytest.fixture
 def sockets(tmp_path, monkeypatch):
-    """Return the sockets; the test itself sends what an engine's thread would ping."""
+    """Return sockets for servers of the test's own."""
     found = Sockets(tmp_path)
     monkeypatch.setenv(SOCKET_ENV, found.requests)
-    monkeypatch.setattr(HeartbeatThread, "start", lambda _: None)
     return found
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """Yield the sockets of a server as the kit starts it, which takes seconds of imports."""
+    found = Sockets(tmp_path_factory.mktemp("server"))
+    with found.served(*PROGRAM):
+        yield found
+
+
+@pytest.fixture
+def server(running, monkeypatch):
+    """Return the sockets of the server that several tests share, in the order of this file."""
+    monkeypatch.setenv(SOCKET_ENV, running.requests)
+    return running
 
 
 def adapter_of(kind, address):
@@ -148,13 +168,13 @@ def registered(sockets, shape=(2, 4, BLOCK, 2, 8), layout="NHD"):
 
 
 def test_a_replaced_server_is_told_of_the_engine_at_the_next_ping(sockets):
-    with sockets.served():
+    with sockets.served(*PROGRAM):
         adapter = registered(sockets)
         adapter._heartbeat._execute()
         assert sockets.known() == [adapter.instance_id]
         assert adapter.is_healthy
     assert not adapter.is_healthy, "before any ping failed"
-    with sockets.served():
+    with sockets.served(*PROGRAM):
         assert sockets.known() == []
         assert not adapter.is_healthy, "the new server does not know its memory"
         adapter._heartbeat._execute()
@@ -167,18 +187,17 @@ def test_a_replaced_server_is_told_of_the_engine_at_the_next_ping(sockets):
         eventually(lambda: not sockets.mapped(), 20)
 
 
-def test_lookups_of_ended_requests_are_forgotten(sockets):
-    with sockets.served():
-        worker = registered(sockets)
-        asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{sockets.requests}"])
-        for name in ("ended", "waits"):
-            asking.maybe_submit_lookup_request(name, list(range(4 * BLOCK)))
-        asking.end_session("ended")  # before anybody asked for the result
-        eventually(lambda: left(sockets) == (1, 1), 20)
-        eventually(lambda: asking.check_lookup_result("waits") == 0, 20)
-        asking.end_session("waits")
-        eventually(lambda: left(sockets) == (0, 0), 20)
-        worker.shutdown()
+def test_lookups_of_ended_requests_are_forgotten(server):
+    worker = registered(server)
+    asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{server.requests}"])
+    for name in ("ended", "waits"):
+        asking.maybe_submit_lookup_request(name, list(range(4 * BLOCK)))
+    asking.end_session("ended")  # before anybody asked for the result
+    eventually(lambda: left(server) == (1, 1), 20)
+    eventually(lambda: asking.check_lookup_result("waits") == 0, 20)
+    asking.end_session("waits")
+    eventually(lambda: left(server) == (0, 0), 20)
+    worker.shutdown()
 
 
 def test_kv_counts_as_stored_when_other_engines_find_it(sockets):
@@ -196,31 +215,39 @@ def test_kv_counts_as_stored_when_other_engines_find_it(sockets):
         worker.shutdown()
 
 
-@pytest.mark.parametrize("program", [PROGRAM, ("-c", STAGED)])
-def test_kv_comes_back_into_other_blocks(sockets, program):
-    """By the kit's copies, and by LMCache's own. KV is as vLLM keeps it on CPUs."""
+def test_kv_comes_back_into_other_blocks(server):
+    """By the kit's copies."""
+    comes_back(server)
+
+
+def test_kv_comes_back_by_lmcaches_own_copies(sockets):
+    with sockets.served("-c", STAGED):
+        comes_back(sockets)
+
+
+def comes_back(sockets):
+    """Store KV as vLLM keeps it on CPUs, and load it into other blocks."""
     tokens = list(range(3 * BLOCK))
-    with sockets.served(*program):
-        worker = registered(sockets, (8, 2, BLOCK, 16), "HND")
-        asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{sockets.requests}"])
-        worker._heartbeat._execute()
-        for layer in worker.kv_caches.values():
-            layer.copy_(torch.randn(layer.shape))
-        before = [layer.clone() for layer in worker.kv_caches.values()]
-        stored = LoadStoreOp(tokens, [[3, 1, 2]], 0, len(tokens))
-        worker.submit_store_request("stores", stored, worker.create_recorded_event())
-        eventually(lambda: not worker.stores_under_way(), 20)
-        eventually(lambda: found(asking, f"looks {next(NUMBERS)}", tokens) == len(tokens), 20)
-        loads = LoadStoreOp(tokens, [[5, 6, 0]], 0, len(tokens), skip_first_n_tokens=BLOCK)
-        assert found(asking, "loads", tokens) == len(tokens)
-        worker.submit_retrieve_request("loads", loads, worker.create_recorded_event())
-        eventually(lambda: worker.get_finished(set())[1] == {"loads"}, 20)
-        assert not worker.get_block_ids_with_load_errors()
-        for old, new in zip(before, worker.kv_caches.values(), strict=True):
-            wanted = old.clone()
-            wanted[6], wanted[0] = old[1], old[2]  # the first block is one that others read
-            assert torch.equal(new, wanted)
-        worker.shutdown()
+    worker = registered(sockets, (8, 2, BLOCK, 16), "HND")
+    asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{sockets.requests}"])
+    worker._heartbeat._execute()
+    for layer in worker.kv_caches.values():
+        layer.copy_(torch.randn(layer.shape))
+    before = [layer.clone() for layer in worker.kv_caches.values()]
+    stored = LoadStoreOp(tokens, [[3, 1, 2]], 0, len(tokens))
+    worker.submit_store_request("stores", stored, worker.create_recorded_event())
+    eventually(lambda: not worker.stores_under_way(), 20)
+    eventually(lambda: found(asking, f"looks {next(NUMBERS)}", tokens) == len(tokens), 20)
+    loads = LoadStoreOp(tokens, [[5, 6, 0]], 0, len(tokens), skip_first_n_tokens=BLOCK)
+    assert found(asking, "loads", tokens) == len(tokens)
+    worker.submit_retrieve_request("loads", loads, worker.create_recorded_event())
+    eventually(lambda: worker.get_finished(set())[1] == {"loads"}, 20)
+    assert not worker.get_block_ids_with_load_errors()
+    for old, new in zip(before, worker.kv_caches.values(), strict=True):
+        wanted = old.clone()
+        wanted[6], wanted[0] = old[1], old[2]  # the first block is one that others read
+        assert torch.equal(new, wanted)
+    worker.shutdown()
 
 
 def found(asking, request, tokens):
@@ -236,14 +263,13 @@ def found(asking, request, tokens):
     return results[-1]
 
 
-def test_the_script_api_is_disabled(sockets):
-    with sockets.served():
-        transport = httpx.HTTPTransport(uds=sockets.pages)
-        with httpx.Client(transport=transport, timeout=20) as client:
-            script = {"script": ("s.py", "result = 6 * 7")}
-            answer = client.post("http://localhost/run_script", files=script)
-        assert answer.status_code == 404
-        assert answer.text.startswith("The /run_script API is disabled")
+def test_the_script_api_is_disabled(server):
+    transport = httpx.HTTPTransport(uds=server.pages)
+    with httpx.Client(transport=transport, timeout=20) as client:
+        script = {"script": ("s.py", "result = 6 * 7")}
+        answer = client.post("http://localhost/run_script", files=script)
+    assert answer.status_code == 404
+    assert answer.text.startswith("The /run_script API is disabled")
 
 
 def test_a_server_whose_requests_hang_says_so_until_they_are_answered(sockets):
@@ -257,13 +283,13 @@ def test_a_server_whose_requests_hang_says_so_until_they_are_answered(sockets):
         worker.shutdown()
 
 
-def test_a_server_whose_thread_for_requests_has_died_says_so(sockets):
-    with sockets.served():
-        asking = zmq.Context.instance().socket(zmq.DEALER)
-        asking.connect(f"ipc://{sockets.requests}")
-        asking.send(b"of one part, where LMCache asserts that there are more")
-        eventually(lambda: sockets.health() == (503, "unhealthy"), 20)
-        asking.close(0)
+def test_a_server_whose_thread_for_requests_has_died_says_so(server):
+    """The last test of this server."""
+    asking = zmq.Context.instance().socket(zmq.DEALER)
+    asking.connect(f"ipc://{server.requests}")
+    asking.send(b"of one part, where LMCache asserts that there are more")
+    eventually(lambda: server.health() == (503, "unhealthy"), 20)
+    asking.close(0)
 
 
 def left(sockets):

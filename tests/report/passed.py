@@ -36,8 +36,12 @@ _STACK = (
 # Part → the files and folders that decide whether it passes, and so do the modules of tests and
 # benchmarks that they import.
 PARTS = {
-    # Fixes on each LMCache: the connector, the releases and the cells.
-    "versions": (*_ENGINES, *_TESTS, "docs/reference/fixes.md", "tests/versions"),
+    # The connector with the installed LMCache: what it is tested with is all its own.
+    "connector": (*_ENGINES, *_TESTS, "tests/connector", "tests/versions"),
+    # Fixes on each LMCache: the connector, the releases, the cells, and tests that run on each.
+    "versions": (
+        *_ENGINES, *_TESTS, "docs/reference/fixes.md", "tests/connector", "tests/versions",
+    ),
     # vLLM's GPU code: what the kit renders, which the goldens hold, and the metrics that it reads.
     "gpu": (
         *_ENGINES, *_TESTS, "compose", "deploy/config/catalog.py", "deploy/metrics/engine.py",

@@ -48,7 +48,7 @@ def steps(
         # Its limits are in tenths of a second, so not at the low priority of what runs beside. Half
         # of it is waiting, which the others use; the file with the heaviest imports comes first.
         tests(
-            "connector", "tests/connector", "tests/fuzz",
+            "connector", "tests/connector",
             "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder",
         )
     )  # fmt: skip
@@ -75,6 +75,7 @@ def steps(
         Step("types", (_tool("mypy"), ("env", "--chdir=deploy/connector", *_tool(*CONNECTOR)))),
         # Fails on a link or an anchor that leads nowhere.
         Step("docs", (("env", "NO_MKDOCS_2_WARNING=1", *_tool("mkdocs", "build", "--strict")),)),
+        tests("fuzz", "tests/fuzz", "-q"),
         # What images are built from, held against the package index.
         tests("images", "tests/images", "-q", "-n", "3"),
         # The Python code of the CUDA wheels, on emulated GPUs.

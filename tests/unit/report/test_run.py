@@ -96,7 +96,7 @@ def test_steps_are_in_order(monkeypatch: pytest.MonkeyPatch, user: int, quick: b
     shown, beside = steps(3.0, quick=quick, without=frozenset())
     names = ["lint", "connector", "unit", "versions"] + ["e2e"] * (not quick)
     assert [step.name for step in shown] == names
-    assert [step.name for step in beside] == ["types", "docs", "images", "gpu"]
+    assert [step.name for step in beside] == ["types", "docs", "fuzz", "images", "gpu"]
     command = shown[2].commands[0]
     assert ("tests.hosts" in command) == (user == 0)
     assert [name for name in DISGUISES if name in command] == ["large"] * (quick and user == 0)
@@ -119,9 +119,9 @@ def e2e(without: frozenset[str]) -> tuple[str, ...]:
 
 
 def test_unchanged_parts_are_left_out() -> None:
-    shown, beside = steps(3.0, quick=False, without=frozenset({"versions", "gpu"}))
-    assert [step.name for step in shown] == ["lint", "connector", "unit", "e2e"]
-    assert [step.name for step in beside] == ["types", "docs", "images"]
+    shown, beside = steps(3.0, quick=False, without=frozenset({"connector", "gpu"}))
+    assert [step.name for step in shown] == ["lint", "unit", "versions", "e2e"]
+    assert [step.name for step in beside] == ["types", "docs", "fuzz", "images"]
     for part, files in E2E.items():
         ignored = [option for option in e2e(frozenset({part, "versions"})) if "ignore" in option]
         assert ignored == [f"--ignore={file}" for file in files]
@@ -136,10 +136,10 @@ def test_a_run_ends_with_the_parts_left_out(results: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "failed", "written"),
     [
-        ((), "", {*E2E, "gpu"}),
-        (("full",), "", {*E2E, "versions", "gpu"}),
-        (("full",), "e2e", {"versions", "gpu"}),
-        (("quick",), "", {"gpu"}),
+        ((), "", {*E2E, "connector", "gpu"}),
+        (("full",), "", {*E2E, "connector", "versions", "gpu"}),
+        (("full",), "e2e", {"connector", "versions", "gpu"}),
+        (("quick",), "", {"connector", "gpu"}),
     ],
 )
 def test_passed_parts_are_recorded(
