@@ -5,31 +5,31 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-# How many events of an answer had come, and seconds after the request.
-Times = list[tuple[int, float]]
+# Pieces of an answer, and the seconds after the request at which each came.
+Answer = list[tuple[bytes, float]]
 
 
 @dataclass
 class SlowProxy:
-    """Passes answers on, at first as they come; later the same requests at `factor` times the time.
+    """Passes answers on as they come; later gives the same ones again at `factor` times the time.
 
-    That time is the one which the request took at first. Another factor of noise, that of the
-    engines between the two, would be in the result otherwise.
+    Those are not asked for anew: another factor of noise, that of the engines between the two,
+    would be in the result otherwise.
 
     Attributes:
-        known: of each request of the first load, when its events came.
+        known: the answers to the first load, in the order in which they were asked for.
         served: requests of the load that goes on.
     """
 
     router_port: int
     port: int = 0
     factor: float = 1.0
-    known: list[Times] = field(default_factory=list)
+    known: list[Answer] = field(default_factory=list)
     served: int = 0
 
     def slow_down(self, factor: float) -> None:
@@ -40,30 +40,30 @@ class SlowProxy:
         clock = asyncio.get_running_loop().time
         began, number = clock(), self.served
         self.served += 1
-        engines, to_router = await asyncio.open_connection("127.0.0.1", self.router_port)
         head = await reader.readuntil(b"\r\n\r\n")
         length = _LENGTH.search(head)
         assert length is not None
-        to_router.write(head + await reader.readexactly(int(length[1])))
-        times: Times = []
-        seen = b""
-        while piece := await engines.read(1 << 16):
-            seen += piece
-            events = seen.count(b"\n\n")
-            times.append((events, clock() - began))
-            if self.factor != 1:
-                due = began + self.factor * _first_time(self.known[number], events)
-                await asyncio.sleep(due - clock())
-            writer.write(piece)
+        request = head + await reader.readexactly(int(length[1]))
         if self.factor == 1:
-            self.known.append(times)
-        to_router.close()
+            answer: Answer = []
+            async for piece in _answered(self.router_port, request):
+                answer.append((piece, clock() - began))
+                writer.write(piece)
+            self.known.append(answer)
+        else:
+            for piece, at in self.known[number]:
+                await asyncio.sleep(began + self.factor * at - clock())
+                writer.write(piece)
         writer.close()
 
 
-def _first_time(times: Times, events: int) -> float:
-    """Return when so many events had come; at the end, where there were not as many."""
-    return next((at for count, at in times if count >= events), times[-1][1])
+async def _answered(port: int, request: bytes) -> AsyncIterator[bytes]:
+    """Yield what comes back, until the other side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    while piece := await reader.read(1 << 16):
+        yield piece
+    writer.close()
 
 
 @contextmanager
