@@ -34,6 +34,7 @@ from tests.ports import free_row
 
 BATCH = 512  # tokens a step: longer prompts are prefilled in pieces
 LAYERS = 4
+REMOTE = 'lmcache.storage_manager.storage_backends["RemoteBackend"]'
 
 
 def brought_up(
@@ -71,7 +72,7 @@ def ask_around_a_hole(engines: Engines, prompt: str, lost: list[bytes]) -> list[
 @pytest.fixture(scope="class")
 def layered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     # The monitor looks twice a second instead of twice a minute.
-    extra = '{"ping_interval": 0.5, "waiting_time_for_recovery": 1}'
+    extra = '{"ping_interval": 0.5}'
     env = {**VLLM_DEV_API, **LMCACHE_API, "LMCACHE_EXTRA_CONFIG": extra}
     yield from brought_up(
         tmp_path_factory.mktemp("layered"),
@@ -147,6 +148,8 @@ class TestLayered:
         make_unhealthy(layered, whom)
         for number in range(3):
             layered.ask(whom, text(700, (whom, number)), 300)
+        assert not is_healthy(layered, whom)
+        recover_after(layered, whom, 0)
         assert eventually(lambda: is_healthy(layered, whom))
         self._assert_shared(layered, text(700, ("well again", whom)))
 
@@ -194,12 +197,15 @@ def is_healthy(engines: Engines, whom: str) -> bool:
 
 def make_unhealthy(engines: Engines, whom: str) -> None:
     """Count ten failed loads, as plain loads do, and wait until the health monitor sees them."""
-    engines.run_inside(
-        whom,
-        'remote = lmcache.storage_manager.storage_backends["RemoteBackend"]\n'
-        "remote._get_blocking_failed_count += 10",
-    )
+    recover_after(engines, whom, 3600)
+    engines.run_inside(whom, f"{REMOTE}._get_blocking_failed_count += 10")
     assert eventually(lambda: not is_healthy(engines, whom))
+
+
+def recover_after(engines: Engines, whom: str, seconds: int) -> None:
+    """Set how long the health monitor waits before it looks whether the store is well again."""
+    setting = f"extra_config['waiting_time_for_recovery'] = {seconds}"
+    engines.run_inside(whom, f"{REMOTE}.config.{setting}")
 
 
 @pytest.fixture(scope="class")
