@@ -134,7 +134,7 @@ class TestSteps:
         ready.run(script)
         ready.run(script, "--test")
         assert ready.asked == [
-            "uv pip install --quiet --python .venv/bin/python --require-hashes"
+            "uv pip install --quiet --python .venv/bin/python --no-deps --require-hashes"
             " -r scripts/test-tools.lock"
         ]
         ready.run(script, "--test")
