@@ -1,4 +1,4 @@
-"""A proxy before the router that makes the stack slower by an exact factor."""
+"""A proxy before the router that gives a stack's answers again, slower by an exact factor."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-# Pieces of an answer, and the seconds after the request at which each came.
-Answer = list[tuple[bytes, float]]
+# Of a stack with the factor 1: the first token of the longest request, and each that follows.
+LONGEST_S, EVENT_S = 0.3, 0.02
 
 
 @dataclass
 class SlowProxy:
-    """Passes answers on as they come; later gives the same ones again at `factor` times the time.
+    """Passes answers on as they come; later gives the same ones again, at times of its own.
 
-    Those are not asked for anew: another factor of noise, that of the engines between the two,
-    would be in the result otherwise.
+    A first token takes as long as its request is. The engines' own times would bring the noise of
+    the machine into a factor that is to be known exactly.
 
     Attributes:
-        known: the answers to the first load, in the order in which they were asked for.
+        factor: the stack's time over that of the fastest; 0 while answers are passed on.
+        known: for each request of the first load, its bytes and the events of its answer.
         served: requests of the load that goes on.
     """
 
     router_port: int
     port: int = 0
-    factor: float = 1.0
-    known: list[Answer] = field(default_factory=list)
+    factor: float = 0.0
+    known: list[tuple[int, list[bytes]]] = field(default_factory=list)
     served: int = 0
 
-    def slow_down(self, factor: float) -> None:
+    def again(self, factor: float) -> None:
         """Begin the same requests anew."""
         self.factor, self.served = factor, 0
 
@@ -44,16 +45,19 @@ class SlowProxy:
         length = _LENGTH.search(head)
         assert length is not None
         request = head + await reader.readexactly(int(length[1]))
-        if self.factor == 1:
-            answer: Answer = []
+        if not self.factor:
+            answer = b""
             async for piece in _answered(self.router_port, request):
-                answer.append((piece, clock() - began))
+                answer += piece
                 writer.write(piece)
-            self.known.append(answer)
+            self.known.append((len(request), re.split(rb"(?<=\n\n)", answer)))
         else:
-            for piece, at in self.known[number]:
-                await asyncio.sleep(began + self.factor * at - clock())
-                writer.write(piece)
+            size, events = self.known[number]
+            first_s = LONGEST_S * size / max(size for size, _ in self.known)
+            for behind, event in enumerate(events):
+                due = began + self.factor * (first_s + behind * EVENT_S)
+                await asyncio.sleep(due - clock())
+                writer.write(event)
         writer.close()
 
 

@@ -1,4 +1,4 @@
-"""Real engines, slowed by a known factor: `deploy bench` and `bench compare` find that factor."""
+"""Real answers, given again slower by a known factor, which `deploy bench` and `compare` find."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.e2e.conftest import Deploy
 from tests.e2e.one_stack.conftest import NAME, PORT
 from tests.e2e.one_stack.slow_proxy import SlowProxy, slow_proxy
 
-# More than what other work on the machine adds to a request.
+# More than what the lengths of requests explain.
 FACTOR = 3
 # Lengths differ from repeat to repeat, and so do latencies: the intervals have a width.
 WORKLOAD = WorkloadOptions(input_tokens=TokenRange(600, 1000), output_tokens=TokenRange(4, 4))
@@ -53,10 +53,12 @@ def measured(kit: Deploy, folder: Path) -> Path:
 def test_the_factor_is_in_the_interval_and_the_same_stack_twice_does_not_differ(
     kit: Deploy, proxy: SlowProxy, tmp_path: Path
 ) -> None:
+    measured(kit, tmp_path / "the engines")
+    proxy.again(1)
     first = measured(kit, tmp_path / "first")
-    proxy.slow_down(FACTOR)
+    proxy.again(FACTOR)
     slower = measured(kit, tmp_path / "slower")
-    proxy.slow_down(FACTOR)
+    proxy.again(FACTOR)
     again = measured(kit, tmp_path / "again")
     for name, row in compared(kit, first, slower).items():
         ratio = row["ratio"]
