@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from own_process import CONNECTOR
 
 # Test modules import torch and vLLM, which make no garbage: to look for some takes a fifth of that.
 gc.disable()
 
-CONNECTOR = Path(__file__).resolve().parents[2] / "deploy" / "connector"
 sys.path.insert(0, str(CONNECTOR))
 
 from pdkit_connector.redis_path.client import Client, Limits  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from own_process import last_line
+from own_process import run_python
 
 MAKE = """
 import multiprocessing, os
@@ -27,6 +27,6 @@ def fork():
 @pytest.mark.parametrize("by", ["make()", "fork()"])
 def test_it_is_removed_when_its_process_ends(monkeypatch, tmp_path, by):
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    folder = last_line(MAKE + by, TMPDIR=str(tmp_path))
-    assert Path(folder).parent == tmp_path
+    printed = run_python("-c", MAKE + by, TMPDIR=str(tmp_path)).stdout
+    assert Path(printed.strip()).parent == tmp_path
     assert not list(tmp_path.glob("lmcache_prometheus-*"))

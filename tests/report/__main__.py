@@ -19,6 +19,8 @@ from tests.report.results import FAILED, empty_results, results_folder
 from tests.report.step import run_step
 from tests.report.steps import steps
 
+_NAME = 1 + max(map(len, PARTS))  # the column of steps and parts
+
 
 def main(command: str, seconds: str, *arguments: str) -> int:
     if command == "step":
@@ -66,13 +68,14 @@ def end(
     return [
         "",
         *(
-            f"{step.name:<12}{step.ended_s - step.began_s:>6.0f} s, from {step.began_s:.0f} s"
+            f"{step.name:<{_NAME}}{step.ended_s - step.began_s:>6.0f} s, from {step.began_s:.0f} s"
             f"{' failed' if step.code else ''}"
             for step in ended
         ),
-        f"{'in all':<12}{took_s:>6.0f} s",
+        f"{'in all':<{_NAME}}{took_s:>6.0f} s",
         *(
-            f"{part:<12}left out: its files are those of its last pass (scripts/test full runs it)"
+            f"{part:<{_NAME}}left out: its files are those of its last pass "
+            "(scripts/test full runs it)"
             for part in sorted(without)
         ),
         f"machine: {machine()}",

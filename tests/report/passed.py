@@ -27,6 +27,8 @@ E2E = {
 }
 _ENGINES = ("deploy/connector", "images/cpu/requirements.lock")
 _TESTS = ("scripts/test-tools.lock", "tests/conftest.py")
+# Either folder of tests uses modules of the other.
+_CONNECTOR = (*_ENGINES, *_TESTS, "tests/connector", "tests/versions")
 # All that a running stack is made of, and that starts, checks and stops it.
 _STACK = (
     *_ENGINES, *_TESTS, "compose", "deploy/assets.py", "deploy/config", "deploy/metrics",
@@ -36,12 +38,10 @@ _STACK = (
 # Part → the files and folders that decide whether it passes, and so do the modules of tests and
 # benchmarks that they import.
 PARTS = {
-    # The connector with the installed LMCache: what it is tested with is all its own.
-    "connector": (*_ENGINES, *_TESTS, "tests/connector", "tests/versions"),
-    # Fixes on each LMCache: the connector, the releases, the cells, and tests that run on each.
-    "versions": (
-        *_ENGINES, *_TESTS, "docs/reference/fixes.md", "tests/connector", "tests/versions",
-    ),
+    # The connector with the installed LMCache.
+    "connector": _CONNECTOR,
+    # Fixes on each LMCache: the releases, the cells, and tests of the connector that run on each.
+    "versions": (*_CONNECTOR, "docs/reference/fixes.md"),
     # vLLM's GPU code: what the kit renders, which the goldens hold, and the metrics that it reads.
     "gpu": (
         *_ENGINES, *_TESTS, "compose", "deploy/config/catalog.py", "deploy/metrics/engine.py",
