@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator
 
 FIRST, LAST = 12000, 32000
-SHARE = 2000  # of one process
+SHARE = 500  # of one process
 SINGLE = range(32000, 32768)  # below what Linux gives to outgoing connections
 
 
@@ -73,7 +73,7 @@ def _share() -> int:
             # its process ends.
             _SHARES.bind(f"\0pdkit-test-ports-{number}")
             return number
-    raise AssertionError("ten processes of tests have shared all ports between them")
+    raise AssertionError("other processes of tests have shared all ports between them")
 
 
 _SHARE_COUNT = (LAST - FIRST) // SHARE

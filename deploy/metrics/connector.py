@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ CONNECTOR = "pdkit_connector_info"
 FIX = "pdkit_fix_info"
 KV = "pdkit_kv_info"
 REDIS_FAILED = "pdkit_store_last_failure_timestamp_seconds"
+
+_READS = 10
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,20 @@ class ConnectorReport:
         wanted = set(kinds)
         said = [text for kind, text in self.redis_failures.items() if kind in wanted]
         return said[-1] if said else ""
+
+
+def whole_page(read: Callable[[], MetricsPage]) -> MetricsPage:
+    """Read the page of an engine that has the connector, again while its worker is missing there.
+
+    An engine waits half a second for its worker. Without the worker's counts before something,
+    all that it has ever counted would seem to be new after it.
+    """
+    page = read()
+    for _ in range(_READS - 1):
+        if page.named(CONNECTOR):
+            break
+        page = read()
+    return page
 
 
 def _labels_of(page: MetricsPage, name: str, *needed: str) -> Iterator[Mapping[str, str]]:

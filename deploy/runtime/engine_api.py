@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from deploy.metrics.connector import whole_page
 from deploy.metrics.engine import FINISHED, CacheCounters
 from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.runtime.http_get import HTTPException, get
@@ -218,7 +219,7 @@ class EngineApi:
         Raises:
             ApiError: no answer.
         """
-        return StorePath.read(self.metrics().samples)
+        return StorePath.read(whole_page(self.metrics).samples)
 
     def finished_requests(self) -> int:
         """Return how many requests the engine has finished since its start.

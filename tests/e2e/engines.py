@@ -20,7 +20,7 @@ from deploy.runtime.process.launcher import Launched
 from deploy.runtime.process.sessions import has_ended
 from deploy.runtime.readiness import wait_ready
 from deploy.stack.service import Service
-from deploy.verify.equivalence import Completion
+from deploy.verify.equivalence import Completion, compare
 from deploy.verify.store_path import StorePath
 from deploy.workflows.running import require_stack
 from deploy.workflows.saved_state import write_state
@@ -222,6 +222,12 @@ class Engines:
             state = state.with_service(launched.record)
         write_state(Home(self.kit.home, self.kit.home).stack(self.name).state_file, state)
         wait_ready(started, running.is_ready, lambda _: None, launcher, only=set(changes))
+
+
+def assert_same(reference: Completion, answer: Completion) -> None:
+    """Fail where two answers differ by more than rounding."""
+    found = compare(reference, answer)
+    assert found.matches, found
 
 
 def path(engines: Engines, whom: str) -> StorePath:

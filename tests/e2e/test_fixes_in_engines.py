@@ -25,9 +25,17 @@ import deploy as package
 from bench.store_gate import held, writes_held
 from deploy.runtime.engine_api import ApiError
 from deploy.stack.service import Service
-from deploy.verify.equivalence import Completion, compare
+from deploy.verify.equivalence import compare
 from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.e2e.engines import CHUNK, LMCACHE_API, VLLM_DEV_API, Engines, all_of, in_environ
+from tests.e2e.engines import (
+    CHUNK,
+    LMCACHE_API,
+    VLLM_DEV_API,
+    Engines,
+    all_of,
+    assert_same,
+    in_environ,
+)
 from tests.e2e.store_vandals import behind_each_store, spoil
 from tests.e2e.traffic import Users, chat, text
 from tests.ports import free_row
@@ -46,11 +54,6 @@ def brought_up(
     kit = Deploy(folder)
     with running_stack(kit, name, port, "-f", str(folder / "stack.yaml"), *options, "--no-check"):
         yield Engines(kit, name, port)
-
-
-def assert_same(reference: Completion, answer: Completion) -> None:
-    found = compare(reference, answer)
-    assert found.matches, found
 
 
 def ask_around_a_hole(engines: Engines, prompt: str, lost: list[bytes]) -> list[int]:

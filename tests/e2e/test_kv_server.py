@@ -22,7 +22,7 @@ from deploy.verify.equivalence import Completion
 from deploy.workflows.check.session import Session
 from deploy.workflows.running import require_stack
 from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.e2e.engines import CHUNK, Engines, with_arguments
+from tests.e2e.engines import CHUNK, Engines, assert_same, with_arguments
 from tests.e2e.prometheus import found, names_on, prometheus_of, recorded, without_data
 from tests.e2e.store_vandals import spoil
 from tests.e2e.traffic import MODEL
@@ -195,7 +195,7 @@ def test_a_killed_server_costs_no_answer(
     os.kill(kit.pid(NAME, "kv-server"), signal.SIGKILL)
     asked = prompt("while it is gone")
     through = engines.ask("front", asked)
-    assert through.tokens == computed(engines, asked).tokens
+    assert_same(computed(engines, asked), through)
     failed = kit.run("check", "--name", NAME)
     assert failed.code == 4, failed
     assert "not running: kv-server" in failed.stderr
@@ -204,10 +204,10 @@ def test_a_killed_server_costs_no_answer(
     # Its memory is empty, and the consumer was asked for neither before.
     answer, loaded = engines.ask_counting("consumer-0", stored)
     assert loaded == 3 * CHUNK, "from Redis"
-    assert answer.tokens == computed(engines, stored).tokens
+    assert_same(computed(engines, stored), answer)
     answer, loaded = engines.ask_counting("consumer-0", damaged)
     assert loaded == 0
-    assert answer.tokens == computed(engines, damaged).tokens
+    assert_same(computed(engines, damaged), answer)
     services = {one["name"]: one for one in kit.ok("status", "--name", NAME)["services"]}
     assert services["kv-server"]["path"]["refused"] > 0
     assert kit.ok("check", "--name", NAME, "--quick")["hit_rate"]["eligible_rate"] == 1.0
@@ -220,9 +220,9 @@ def test_a_killed_redis_costs_no_answer(kit: Deploy, engines: Engines, up: Any) 
     engines.ask("producer-0", asked)
     answer, loaded = engines.ask_counting("consumer-0", asked)
     assert loaded == 3 * CHUNK
-    assert answer.tokens == computed(engines, asked).tokens
+    assert_same(computed(engines, asked), answer)
     new = prompt("asked of all")
-    assert engines.ask("front", new).tokens == computed(engines, new).tokens
+    assert_same(computed(engines, new), engines.ask("front", new))
     failed = kit.run("check", "--name", NAME)
     assert failed.code == 4 and "not running: redis" in failed.stderr, failed
     again = kit.ok("up", "--resume", "--name", NAME)
@@ -237,7 +237,7 @@ def test_a_slow_server_touches_no_other_requests_kv(
     os.kill(pid, signal.SIGSTOP)
     try:
         other = prompt("other")
-        assert engines.ask("front", other).tokens == computed(engines, other).tokens
+        assert_same(computed(engines, other), engines.ask("front", other))
     finally:
         os.kill(pid, signal.SIGCONT)
     assert eventually(

@@ -17,9 +17,8 @@ import redis
 import yaml
 
 from deploy.verify.eligible import eligible_tokens
-from deploy.verify.equivalence import Completion, compare
 from tests.e2e.conftest import Deploy, eventually, running_stack
-from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines, path
+from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines, assert_same, path
 from tests.e2e.traffic import MODEL, Users, chat, text
 from tests.ports import free_row
 
@@ -35,11 +34,6 @@ def up(folder: Path, name: str, port: int, *options: str) -> Iterator[Engines]:
     kit = Deploy(folder)
     with running_stack(kit, name, port, "-f", str(folder / "stack.yaml"), *options, "--no-check"):
         yield Engines(kit, name, port)
-
-
-def assert_same(reference: Completion, answer: Completion) -> None:
-    found = compare(reference, answer)
-    assert found.matches, found
 
 
 @contextmanager

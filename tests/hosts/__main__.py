@@ -55,6 +55,8 @@ def _problem(names: list[str]) -> str:
         return "disguises are namespaces and bind mounts, which only root can make: run as root"
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"not installed: {', '.join(missing)} (packages util-linux and libc-bin)"
+    if REPO.stat().st_mode & 0o005 != 0o005:
+        return f"{REPO} is not readable by others, as which tests run: chmod -R o+rX {REPO}"
     if not Path("/usr/share/i18n/locales/de_DE").exists():
         return "no sources of locales: apt-get install locales"
     return ""

@@ -21,8 +21,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
-# Half of what a job does is waiting.
-AT_ONCE = 2 * (os.cpu_count() or 1)
+# Half of what a job does is waiting. A limit of a container is not among the cores.
+AT_ONCE = min(8, 2 * len(os.sched_getaffinity(0)))
 
 # What no release of LMCache brings, and each imports: seconds, where its own modules take tenths.
 SHARED = (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
+from deploy.metrics.connector import whole_page
 from deploy.metrics.engine import EXTERNAL_HITS, EXTERNAL_QUERIES, FINISHED, LOCAL_HITS, Latency
 from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import EnginePlan
@@ -184,4 +185,4 @@ def _since(names: Iterable[str], before: Pages, after: Pages) -> MetricsPage:
 
 def _page(running: RunningStack, name: str) -> MetricsPage:
     with running.api(running.stack.service(name)) as api:
-        return api.metrics()
+        return whole_page(api.metrics) if running.prepared.plan.shares_kv else api.metrics()

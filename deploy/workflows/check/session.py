@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
+from deploy.metrics.connector import whole_page
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import ENGINE_ROLES
@@ -218,9 +219,11 @@ class Session:
     def pages(self) -> dict[str, MetricsPage]:
         """Return every engine's metrics page; an empty one where it does not answer."""
         found = dict.fromkeys(self.engines, MetricsPage())
+        shares_kv = self.running.prepared.plan.shares_kv
         for name in found:
             with suppress(ApiError):
-                found[name] = self._apis[name].metrics()
+                read = self._apis[name].metrics
+                found[name] = whole_page(read) if shares_kv else read()
         return found
 
     def count_vanished(self, tag: str, stored: int | None) -> None:

@@ -173,6 +173,11 @@ class Project:
         return docker(*what, "--filter", label).split()
 
 
+def own_name(name: str) -> str:
+    """Return a name that no other run of tests on this Docker engine gives a stack."""
+    return f"{name}-{os.getpid()}"
+
+
 def make_project(home: Path, name: str, port: int, **more: Any) -> Project:
     """Return a project whose deploy.yaml lies in its home, where its commands are run."""
     write_settings(home, name, port, **more)
@@ -306,7 +311,8 @@ def images(catalogue: dict[str, Any]) -> Iterator[None]:
 @pytest.fixture(scope="package")
 def project(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """Return the stack that most modules share; `stack` starts it."""
-    with taken_down(make_project(tmp_path_factory.mktemp("home"), "shared", free_row())) as made:
+    home = tmp_path_factory.mktemp("home")
+    with taken_down(make_project(home, own_name("shared"), free_row())) as made:
         yield made
 
 

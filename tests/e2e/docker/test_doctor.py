@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Deploy
-from tests.e2e.docker.conftest import UNTESTED, Project, make_project, write_settings
+from tests.e2e.docker.conftest import UNTESTED, Project, make_project, own_name, write_settings
 from tests.e2e.test_doctor import finding, statuses
 from tests.ports import free_row
 
 
 @pytest.fixture
 def own(images: None, tmp_path: Path) -> Project:
-    return make_project(tmp_path, "doctor", free_row())
+    return make_project(tmp_path, own_name("doctor"), free_row())
 
 
 def with_env(project: Project, **env: str) -> Project:

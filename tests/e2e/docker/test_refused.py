@@ -20,6 +20,7 @@ from tests.e2e.docker.conftest import (
     docker,
     failed,
     make_project,
+    own_name,
     taken_down,
     write_settings,
 )
@@ -31,7 +32,7 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent.sock"}
 @pytest.fixture
 def own(images: None, tmp_path: Path) -> Iterator[Project]:
     """Return a project of the test's own, which is not up."""
-    with taken_down(make_project(tmp_path, "refused", free_row())) as made:
+    with taken_down(make_project(tmp_path, own_name("refused"), free_row())) as made:
         yield made
 
 

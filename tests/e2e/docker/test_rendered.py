@@ -12,7 +12,7 @@ import pytest
 from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.secrets import read_secrets
 from deploy.stack.layout import ENGINE_KEY
-from tests.e2e.docker.conftest import Project, complete, docker, make_project
+from tests.e2e.docker.conftest import Project, complete, docker, make_project, own_name
 from tests.ports import free_row
 
 KEY = "5f" * 32
@@ -24,7 +24,8 @@ def written(
     images: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Project, Path]]:
     """Yield a project, rendered into a folder and started by Compose alone."""
-    project = make_project(tmp_path_factory.mktemp("home"), "written", free_row())
+    home = tmp_path_factory.mktemp("home")
+    project = make_project(home, own_name("written"), free_row())
     folder = tmp_path_factory.mktemp("written")
     key = tmp_path_factory.mktemp("key") / "api.key"
     key.write_text(KEY + "\n")

@@ -122,7 +122,8 @@ class TestClients:
             for chunk in client.chat.completions.create(**ask, stream=True)
             if chunk.choices
         ]
-        assert len(parts) > 2
+        # The role is one; a busy engine may say the rest in one.
+        assert len(parts) > 1
         assert "".join(parts) == whole
 
     def test_different_prompts_get_different_answers(self, client: openai.OpenAI) -> None:

@@ -371,4 +371,11 @@ def test_a_stack_that_does_not_serve_is_not_a_failed_check(pod: Pod, tmp_path: P
 
 def test_names_are_looked_up() -> None:
     assert addresses("localhost", 8000) == [("127.0.0.1", 8000)]
+
+
+def test_an_unknown_name_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert addresses("no-such-name.invalid", 8000) == []

@@ -60,4 +60,4 @@ def store(groups: int, **settings: Any) -> Any:
 
 def put(backend: Any, of: Any, memory_obj: Any) -> None:
     """Store an object and wait for it; an error is left to LMCache, which only logs it."""
-    backend.submit_put_task(of, memory_obj).exception(timeout=10)
+    backend.submit_put_task(of, memory_obj).exception(timeout=60)

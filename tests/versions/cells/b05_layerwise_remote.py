@@ -23,10 +23,10 @@ def cell() -> None:
         layers = [filled(backend, torch.Size(shape), fmt) for _ in keys]
         expected = [layer.tensor.clone() for layer in layers]
         for layer_key, layer in zip(keys, layers, strict=True):
-            backend.submit_put_task(layer_key, layer).result(timeout=10)
+            backend.submit_put_task(layer_key, layer).result(timeout=60)
         check(keys, [backend.get_blocking(k) for k in keys], expected, fmt)
         reading = backend.batched_get_non_blocking("lookup", keys)
-        found = asyncio.run_coroutine_threadsafe(reading, backend.loop).result(timeout=10)
+        found = asyncio.run_coroutine_threadsafe(reading, backend.loop).result(timeout=60)
         check(keys, found, expected, fmt)
 
 

@@ -45,8 +45,8 @@ def cell() -> None:
     backend.serializer, backend.deserializer = Invert(), Revert()
     whole, stored = key(secrets.randbits(60)), chunk(backend, fill=3)
     expected = stored.tensor.clone()
-    backend.submit_put_task(whole, stored).result(timeout=10)
+    backend.submit_put_task(whole, stored).result(timeout=60)
     assert torch.equal(backend.get_blocking(whole).tensor, expected), "the plain load is off"
     reading = backend.batched_get_non_blocking("lookup", [whole])
-    (found,) = asyncio.run_coroutine_threadsafe(reading, backend.loop).result(timeout=10)
+    (found,) = asyncio.run_coroutine_threadsafe(reading, backend.loop).result(timeout=60)
     assert torch.equal(found.tensor, expected), "loaded as stored, not deserialized"
