@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from deploy.metrics.connector import CONNECTOR
 from deploy.metrics.engine import CacheCounters
+from deploy.metrics.page import MetricsPage
 from deploy.runtime.engine_api import ApiError, TimedOut
 from deploy.verify.equivalence import Completion
 from deploy.verify.findings import failures
+from deploy.verify.store_path import Sample
 from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.probes import compare_beginnings
@@ -285,3 +288,25 @@ class TestSilence:
     def test_a_hung_consumer_holds_a_check_up_for_less_than_three_minutes(self) -> None:
         """It is met once itself, and twice behind the router; half a minute is for the rest."""
         assert (1 + module._ROUTER_TIMEOUTS) * ANSWER_TIMEOUT_S + 30 < 3 * 60
+
+
+@pytest.mark.parametrize(("shares_kv", "reads"), [(True, 2), (False, 1)])
+def test_counts_of_a_worker_that_answered_too_late_are_read_again(
+    stack: Stack, shares_kv: bool, reads: int
+) -> None:
+    """Without them, all that it counted since its start would be the check's."""
+    whole = MetricsPage((Sample(CONNECTOR, {}, 1), Sample("pdkit_store_chunks_total", {}, 9)))
+    pages = [MetricsPage(), whole, whole]
+    read: list[MetricsPage] = []
+
+    def metrics() -> MetricsPage:
+        read.append(pages[len(read)])
+        return read[-1]
+
+    running: Any = stack.session.running
+    running.prepared.plan.shares_kv = shares_kv
+    engine: Any = stack.producer
+    engine.metrics = metrics
+    stack.consumer.metrics = lambda: whole  # type: ignore[attr-defined]
+    assert stack.session.pages() == {"producer-0": pages[reads - 1], "consumer-0": whole}
+    assert len(read) == reads
