@@ -11,9 +11,9 @@ import itertools
 import socket
 from collections.abc import Iterator
 
-FIRST, LAST = 12000, 32000
-SHARE = 500  # of one process
-SINGLE = range(32000, 32768)  # below what Linux gives to outgoing connections
+FIRST, LAST = 12000, 32500  # below what Linux gives to outgoing connections
+SHARE = 500  # of one process: rows of a hundred, and a hundred single ports
+ROWS = SHARE - 100
 
 
 def free_row() -> int:
@@ -21,7 +21,7 @@ def free_row() -> int:
     from deploy.errors import PortTaken
     from deploy.runtime.ports import require_free
 
-    for base in itertools.islice(_rows(), SHARE // 100):
+    for base in itertools.islice(_rows(), ROWS // 100):
         with contextlib.suppress(PortTaken):
             require_free({base + i: "x" for i in range(20)}, base=base, host="127.0.0.1")
             return base
@@ -34,11 +34,11 @@ def unused_port() -> int:
     A client that tries a port of those that the kernel gives to outgoing connections again and
     again, until a server is there, may be connected with itself and be in its way.
     """
-    for port in _singles():
+    for port in itertools.islice(_singles(), SHARE - ROWS):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("the ports never end")
+    raise AssertionError("this process of tests has all its single ports in use")
 
 
 @contextlib.contextmanager
@@ -54,14 +54,19 @@ def taken(port: int, host: str = "127.0.0.1") -> Iterator[None]:
 @functools.cache
 def _rows() -> Iterator[int]:
     """Return the rows of this process's share, again and again."""
-    first = FIRST + _share() * SHARE
-    return itertools.cycle(range(first, first + SHARE, 100))
+    return itertools.cycle(_own()[:ROWS:100])
 
 
 @functools.cache
 def _singles() -> Iterator[int]:
     """Return the single ports of this process's share, again and again."""
-    return itertools.cycle(SINGLE[_share() :: _SHARE_COUNT])
+    return itertools.cycle(_own()[ROWS:])
+
+
+def _own() -> range:
+    """Return the ports of this process's share."""
+    first = FIRST + _share() * SHARE
+    return range(first, first + SHARE)
 
 
 @functools.cache

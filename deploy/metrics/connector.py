@@ -57,13 +57,18 @@ class ConnectorReport:
         return said[-1] if said else ""
 
 
-def whole_page(read: Callable[[], MetricsPage]) -> MetricsPage:
-    """Read the page of an engine that has the connector, again while its worker is missing there.
+def whole_page(read: Callable[[], MetricsPage], *, shares_kv: bool = True) -> MetricsPage:
+    """Read an engine's page, again while its worker is missing there.
 
     An engine waits half a second for its worker. Without the worker's counts before something,
     all that it has ever counted would seem to be new after it.
+
+    Args:
+        shares_kv: it has the connector, whose report tells that its worker answered.
     """
     page = read()
+    if not shares_kv:
+        return page
     for _ in range(_READS - 1):
         if page.named(CONNECTOR):
             break

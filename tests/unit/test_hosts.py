@@ -76,6 +76,17 @@ def test_a_user_who_is_not_root_is_told_so(
     assert "run as root" in capsys.readouterr().err
 
 
+def test_a_checkout_that_others_cannot_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(runner, "TOOLS", ())
+    monkeypatch.setattr(runner, "REPO", tmp_path)
+    tmp_path.chmod(0o750)
+    assert runner.main([]) == 3
+    assert f"{tmp_path} is not readable by others" in capsys.readouterr().err
+
+
 def test_each_file_is_dealt_to_a_machine_and_over_commits_to_both() -> None:
     files = unit_files()
     dealt = {

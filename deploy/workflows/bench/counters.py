@@ -185,4 +185,4 @@ def _since(names: Iterable[str], before: Pages, after: Pages) -> MetricsPage:
 
 def _page(running: RunningStack, name: str) -> MetricsPage:
     with running.api(running.stack.service(name)) as api:
-        return whole_page(api.metrics) if running.prepared.plan.shares_kv else api.metrics()
+        return whole_page(api.metrics, shares_kv=running.prepared.plan.shares_kv)

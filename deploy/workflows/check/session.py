@@ -222,8 +222,7 @@ class Session:
         shares_kv = self.running.prepared.plan.shares_kv
         for name in found:
             with suppress(ApiError):
-                read = self._apis[name].metrics
-                found[name] = whole_page(read) if shares_kv else read()
+                found[name] = whole_page(self._apis[name].metrics, shares_kv=shares_kv)
         return found
 
     def count_vanished(self, tag: str, stored: int | None) -> None:

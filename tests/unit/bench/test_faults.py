@@ -139,7 +139,7 @@ def test_a_service_is_stopped_and_continued(
 ) -> None:
     process = psutil.Process(running.state.services["consumer-0"].pid)
     during = begun(running, "consumer-0 stopped 10 s")
-    eventually(lambda: process.status() == psutil.STATUS_STOPPED, 10.0)
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED)
     passes.set()
     during.join(20)
     assert process.status() != psutil.STATUS_STOPPED
@@ -154,7 +154,7 @@ def test_redis_refuses_keys_and_takes_them_again(
     before = redis.ask(*asked)
     redis.ask("SET", "key", "value")
     during = begun(running, "redis full 10 s")
-    eventually(lambda: redis.ask(*asked) != before, 10.0)
+    eventually(lambda: redis.ask(*asked) != before)
     assert redis.ask("EXISTS", "key") == 0
     with pytest.raises(RedisError, match="OOM"):
         redis.ask("SET", "key", "value")
@@ -179,7 +179,7 @@ def test_redis_is_cut_off_and_reached_again(
     redis, place = redis_of(running), Path(running.stack.service("redis").socket)
     mine = redis.ask("CLIENT", "ID")
     during = begun(running, "redis cut off 10 s")
-    eventually(lambda: not place.exists(), 10.0)
+    eventually(lambda: not place.exists())
     with pytest.raises(FileNotFoundError):
         redis_of(running).ask("PING")
     passes.set()

@@ -93,6 +93,12 @@ def test_a_page_is_read_again_until_the_worker_is_on_it() -> None:
     assert left == [WITHOUT_WORKER]
 
 
+def test_an_engine_without_the_connector_is_read_once() -> None:
+    read, left = reader(WITHOUT_WORKER, WHOLE)
+    assert whole_page(read, shares_kv=False) == WITHOUT_WORKER
+    assert left == [WHOLE]
+
+
 def test_a_worker_that_hangs_is_not_waited_for_without_end() -> None:
     read, left = reader(*[WITHOUT_WORKER] * 20)
     assert whole_page(read) == WITHOUT_WORKER

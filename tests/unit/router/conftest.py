@@ -119,7 +119,7 @@ def start_router(loop: Loop, eventually: Callable[..., None]) -> Iterator[Start]
         router = Router(client, port, metrics, engines, psutil.Process(process.pid))
         producers = len(router.producers)
         up = expected or (producers, len(engines) - producers)
-        eventually(lambda: router.ready(*up), 20.0)
+        eventually(lambda: router.ready(*up))
         return router
 
     yield start
@@ -137,7 +137,7 @@ def router(one_router: Router, eventually: Callable[..., None]) -> Iterator[Rout
     """The router with all engines there and nothing told to them yet."""
     for engine in one_router.engines:
         engine.reset()
-    eventually(one_router.ready, 20.0)
+    eventually(one_router.ready)
     yield one_router
     for engine in one_router.engines:
         engine.go.set()

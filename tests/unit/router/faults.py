@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import itertools
 import json
 import os
 import random
@@ -30,7 +29,7 @@ import httpx
 
 from bench.faults.clients import Clients
 from bench.faults.history import BAD, Asked, History, verdict
-from tests.ports import free_row, unused_port
+from tests.ports import unused_port
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import ROUTER
 from tests.unit.router.stand_in import Connection, Loop, StandIn
@@ -49,8 +48,8 @@ ANSWERS = {number: answer_to(prompt) for number, prompt in enumerate(PROMPTS)}
 
 async def by_prompt(engine: StandIn, to: Connection) -> None:
     """Answer in four pieces with a pause between them, or whole after the same time."""
-    asked = engine.seen.pop()  # nobody reads them, and there are many
-    body = json.loads(asked.body)
+    engine.seen.clear()  # nobody reads them, and there are many
+    body = to.asked.json
     text = answer_to(body["prompt"])
     if not body.get("stream"):
         await asyncio.sleep(0.01)
@@ -206,12 +205,7 @@ FAULTS: dict[str, Callable[[Bed, StandIn], None]] = {
 def bed_of(loop: Loop, seed: int, log: str = os.devnull) -> Iterator[Bed]:
     """Set engines and a router that writes to `log` up, for the length of a block."""
     roles = ("producer", "consumer")
-    # Of this process's own ports: any other one may be another server's while its engine is dead,
-    # and on a busy machine one was, which answered health checks, and all else with nothing.
-    ports = itertools.count(free_row())
-    engines = tuple(
-        StandIn(loop, f"{role}-{n}", next(ports)) for n in range(ENGINES) for role in roles
-    )
+    engines = tuple(StandIn(loop, f"{role}-{n}") for n in range(ENGINES) for role in roles)
     for engine in engines:
         engine.does = by_prompt
     with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -66,7 +67,6 @@ class StandIn:
 
     loop: Loop
     name: str
-    port: int = 0
     seen: list[Seen] = field(default_factory=list)
     left: int = 0
     healthy: bool = True
@@ -75,6 +75,11 @@ class StandIn:
     models: bytes = b'{"data": [{"id": "m", "max_model_len": 2048}]}'
 
     def __post_init__(self) -> None:
+        # Keeps the port while the engine is dead: no other server gets it then, nor a connection.
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self.port = self._held.getsockname()[1]
         self.loop.run(self._start())
         self.reset()
 
@@ -86,8 +91,9 @@ class StandIn:
 
     async def _start(self) -> None:
         self._open: set[asyncio.StreamWriter] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, reuse_port=True
+        )
 
     def start(self) -> None:
         self.loop.run(self._start())
@@ -134,13 +140,14 @@ class StandIn:
         method, path, _ = first.split(" ")
         headers = dict(line.lower().split(": ", 1) for line in lines)
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        connection = Connection(reader, writer)
+        asked = Seen(method, path, headers, body)
+        connection = Connection(reader, writer, asked)
         if path == "/health":
             while self.frozen:
                 await asyncio.sleep(0.01)
             await connection.whole(200 if self.healthy else 503, b"")
             return True
-        self.seen.append(Seen(method, path, headers, body))
+        self.seen.append(asked)
         if method == "GET":
             await connection.whole(200, self.models)
             return True
@@ -162,8 +169,15 @@ class StandIn:
 
 @dataclass
 class Connection:
+    """Where one answer goes.
+
+    Attributes:
+        asked: what it answers; the last of what the engine has `seen` may be another client's.
+    """
+
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    asked: Seen
 
     async def whole(self, status: int, body: bytes, kind: str = "application/json") -> None:
         head = _HEAD.format(status, kind) + f"content-length: {len(body)}\r\n\r\n"
@@ -183,8 +197,7 @@ class Connection:
 
 async def answers(engine: StandIn, to: Connection) -> None:
     """Answer as a whole, or in events where that is asked for."""
-    asked = engine.seen[-1]
-    if asked.json.get("stream"):
+    if to.asked.json.get("stream"):
         await streams(engine, to)
         return
     usage = {"prompt_tokens_details": {"cached_tokens": 7}}

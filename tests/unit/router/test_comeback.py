@@ -111,7 +111,7 @@ class TestDrained:
     ) -> None:
         drained, other = router.consumers
         file.write_text(f"{drained.name}\n")
-        eventually(lambda: self.gauge(router, drained.name) == 1, 10.0)
+        eventually(lambda: self.gauge(router, drained.name) == 1)
         assert router.client.get("/readiness").json()["decode"] == {
             "healthy": 1, "drained": 1, "total": 2,
         }  # fmt: skip
@@ -119,7 +119,7 @@ class TestDrained:
             assert router.client.post(COMPLETIONS, json=BODY).json()["by"] == other.name
         assert not posts(drained)
         file.unlink()
-        eventually(router.ready, 10.0)
+        eventually(router.ready)
         answers = {router.client.post(COMPLETIONS, json=BODY).json()["by"] for _ in range(4)}
         assert answers == {drained.name, other.name}
 
@@ -130,9 +130,9 @@ class TestDrained:
         with file.with_suffix(".lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             file.write_text(f"{restarted.name} restart:1\n{by_person.name}\n")
-            eventually(lambda: self.gauge(router, restarted.name) == 1, 10.0)
+            eventually(lambda: self.gauge(router, restarted.name) == 1)
             assert self.gauge(router, by_person.name) == 1
-        eventually(lambda: self.gauge(router, restarted.name) == 0, 10.0)
+        eventually(lambda: self.gauge(router, restarted.name) == 0)
         assert self.gauge(router, by_person.name) == 1
 
     def test_requests_of_a_drained_engine_end(
@@ -145,10 +145,10 @@ class TestDrained:
             target=lambda: answers.append(router.client.post(COMPLETIONS, json=BODY))
         )
         asking.start()
-        eventually(lambda: any(posts(consumer) for consumer in router.consumers), 10.0)
+        eventually(lambda: any(posts(consumer) for consumer in router.consumers))
         (busy,) = [consumer for consumer in router.consumers if posts(consumer)]
         file.write_text(busy.name)
-        eventually(lambda: self.gauge(router, busy.name) == 1, 10.0)
+        eventually(lambda: self.gauge(router, busy.name) == 1)
         assert router.count(f'engine_busy{{engine="{busy.name}"') == 1
         assert router.count(f'engine_awaited{{engine="{busy.name}"') == 1
         busy.go.set()
@@ -160,7 +160,7 @@ class TestDrained:
         self, router: Router, file: Path, eventually: Eventually
     ) -> None:
         file.write_text("consumer-0\nconsumer-1\n")
-        eventually(lambda: router.client.get("/health").status_code == 503, 10.0)
+        eventually(lambda: router.client.get("/health").status_code == 503)
         answer = router.client.post(COMPLETIONS, json=BODY)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
@@ -168,7 +168,7 @@ class TestDrained:
         self, router: Router, file: Path, eventually: Eventually
     ) -> None:
         file.write_text("consumer-0")
-        eventually(lambda: self.gauge(router, "consumer-0") == 1, 10.0)
+        eventually(lambda: self.gauge(router, "consumer-0") == 1)
         file.unlink()
         file.mkdir()
         answers = {router.client.post(COMPLETIONS, json=BODY).json()["by"] for _ in range(8)}
@@ -195,24 +195,24 @@ class TestAnEngineThatCameBack:
         assert not any(posts(engine) for engine in router.engines), "they were up before it"
         engine = router.consumers[0]
         engine.kill()
-        eventually(lambda: router.ready(2, 1), 10.0)
+        eventually(lambda: router.ready(2, 1))
         assert not httpx.get(f"http://127.0.0.1:{router.port}/readiness", trust_env=False).is_error
         engine.does = stand_in.waits
         engine.start()
-        eventually(lambda: posts(engine) == ["warm up"], 10.0)
+        eventually(lambda: posts(engine) == ["warm up"])
         assert router.ready(2, 1), "it gets no request before it answered this one"
         engine.go.set()
-        eventually(router.ready, 10.0)
+        eventually(router.ready)
 
     def test_a_restarted_engine_is_asked_again_after_a_failure(
         self, router: Router, eventually: Eventually
     ) -> None:
         engine = router.producers[0]
         engine.kill()
-        eventually(lambda: router.ready(1, 2), 10.0)
+        eventually(lambda: router.ready(1, 2))
         engine.does = stand_in.fails
         engine.start()
-        eventually(router.ready, 10.0)
+        eventually(router.ready)
         assert posts(engine) == ["warm up"] * 3
 
     def test_an_engine_that_was_only_unhealthy_is_not_asked(
@@ -220,9 +220,9 @@ class TestAnEngineThatCameBack:
     ) -> None:
         engine = router.consumers[1]
         engine.healthy = False
-        eventually(lambda: router.ready(2, 1), 10.0)
+        eventually(lambda: router.ready(2, 1))
         engine.healthy = True
-        eventually(router.ready, 10.0)
+        eventually(router.ready)
         assert not posts(engine)
 
 

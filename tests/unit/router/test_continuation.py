@@ -58,7 +58,7 @@ class Model:
     asked: list[tuple[str, Seen]] = field(default_factory=list)
 
     async def __call__(self, engine: StandIn, to: Connection) -> None:
-        seen = engine.seen[-1]
+        seen = to.asked
         if seen.path == "/detokenize":
             await to.whole(200, json.dumps({"prompt": decoded(seen.json["tokens"])}).encode())
             return

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+
 import pytest
 
 from bench.faults.history import Asked, verdict
 from tests.unit.router import faults
-from tests.unit.router.stand_in import Loop
+from tests.unit.router.stand_in import Loop, StandIn
 
 # A router takes half a second of processor time to start, the others next to nothing.
 TRIALS = {"router killed": 2, "router restarted": 2, "engine drained and restarted": 5}
@@ -19,6 +23,41 @@ def test_no_answer_is_lost_or_wrong_under_faults(loop: Loop, fault: str) -> None
     assert verdicts["right"] > 2
     if "engine killed" not in fault and fault not in ("two engines killed", "connections closed"):
         assert verdicts["ended"] == 0, "only a lost engine ends a stream"
+
+
+class TestTheEngines:
+    """What is judged is the router, so they are right at any moment."""
+
+    def test_two_requests_at_one_moment_get_their_own_answers(self, loop: Loop) -> None:
+        engine = StandIn(loop, "consumer-0")
+        engine.does = faults.by_prompt
+        sent = threading.Event()
+        clients = [socket.create_connection(("127.0.0.1", engine.port), 60) for _ in range(8)]
+        loop.loop.call_soon_threadsafe(sent.wait)
+        for client, prompt in zip(clients, faults.PROMPTS, strict=True):
+            body = json.dumps({"prompt": prompt}).encode()
+            client.sendall(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        sent.set()
+        answers = [client.recv(1000).decode() for client in clients]
+        for client in clients:
+            client.close()
+        engine.kill()
+        expected = [faults.answer_to(prompt) for prompt in faults.PROMPTS]
+        assert [told in answer for told, answer in zip(expected, answers, strict=True)] == [
+            True
+        ] * 8
+
+    def test_no_other_server_gets_the_port_of_a_dead_one(self, loop: Loop) -> None:
+        engine = StandIn(loop, "consumer-0")
+        engine.kill()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", engine.port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", engine.port), 60)
+        engine.start()
+        socket.create_connection(("127.0.0.1", engine.port), 60).close()
+        engine.kill()
 
 
 class TestTheVerdict:

@@ -194,10 +194,10 @@ class TestWhereAnEngineIsLost:
                 assert answer.status_code == 200
                 assert other in the_two(router, answer)
             counts = (1, 2) if role == "producers" else (2, 1)
-            eventually(lambda: router.ready(*counts), 10.0)
+            eventually(lambda: router.ready(*counts))
         finally:
             broken.start()
-        eventually(router.ready, 10.0)
+        eventually(router.ready)
 
     def test_a_stream_that_has_not_begun_is_sent_to_another_engine(self, router: Router) -> None:
         broken, _ = router.consumers
@@ -255,7 +255,7 @@ class TestWhereAnEngineIsLost:
         self, router: Router, eventually: Eventually
     ) -> None:
         router.consumers[0].healthy = False
-        eventually(lambda: router.ready(2, 1), 10.0)
+        eventually(lambda: router.ready(2, 1))
         for _ in range(4):
             assert router.client.post(COMPLETIONS, json=BODY).is_success
         assert not asked(router.consumers[0])
@@ -269,7 +269,7 @@ class TestWithoutProducers:
         router = start_router("--degrade", request.param)
         for producer in router.producers:
             producer.kill()
-        eventually(lambda: router.ready(0, 2), 10.0)
+        eventually(lambda: router.ready(0, 2))
         return request.param, router
 
     def test_consumers_compute_without_producers_unless_that_is_refused(
@@ -324,11 +324,11 @@ class TestAClientThatLeaves:
 
         thread = threading.Thread(target=client)
         thread.start()
-        eventually(lambda: asked(*getattr(router, role)), 10.0)
+        eventually(lambda: asked(*getattr(router, role)))
         thread.join(20)
         assert leave.is_set()
-        eventually(lambda: sum(engine.left for engine in getattr(router, role)) == 1, 10.0)
-        eventually(lambda: router.count("cancelled") == before + 1, 10.0)
+        eventually(lambda: sum(engine.left for engine in getattr(router, role)) == 1)
+        eventually(lambda: router.count("cancelled") == before + 1)
         if role == "producers":
             assert not asked(*router.consumers)
 
@@ -352,7 +352,7 @@ def test_the_engine_with_the_fewest_requests_is_next(
     ]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(asked(*router.consumers)) == 6, 10.0)
+    eventually(lambda: len(asked(*router.consumers)) == 6)
     assert [len(asked(consumer)) for consumer in router.consumers] == [3, 3]
     for consumer in router.consumers:
         consumer.go.set()

@@ -32,7 +32,7 @@ async def whole(engine: StandIn, to: Connection) -> None:
 
 
 async def event(engine: StandIn, to: Connection) -> None:
-    if not engine.seen[-1].json["stream"]:
+    if not to.asked.json["stream"]:
         await whole(engine, to)
         return
     await to.begin()
@@ -44,7 +44,7 @@ async def half(engine: StandIn, to: Connection) -> None:
     if engine.name.startswith("producer"):
         await whole(engine, to)
         return
-    stream = bool(engine.seen[-1].json.get("stream"))
+    stream = bool(to.asked.json.get("stream"))
     kind = "text/event-stream" if stream else "application/json"
     head = f"HTTP/1.1 200 X\r\ncontent-type: {kind}\r\ncontent-length: {2 * SIZE}\r\n\r\n"
     await to.send(head.encode() + (EVENT if stream else LARGE)[: SIZE // 2])

@@ -138,11 +138,11 @@ def test_requests_end_before_the_router_does(
             except httpx.ConnectError:
                 return True
 
-        eventually(refused, 10.0)
+        eventually(refused)
         for consumer in router.consumers:
             consumer.go.set()
         assert b"".join(pieces).endswith(stand_in.DONE)
-    eventually(lambda: not router.process.is_running() or router.process.status() == "zombie", 20.0)
+    eventually(lambda: not router.process.is_running() or router.process.status() == "zombie")
 
 
 def test_the_router_ends_without_a_traceback(
@@ -165,7 +165,7 @@ def test_the_router_ends_without_a_traceback(
             except httpx.ConnectError:
                 return False
 
-        eventually(answers, 20.0)
+        eventually(answers)
         process.terminate()
         _, told = process.communicate(timeout=20)
     assert process.returncode == 0 and not told, told

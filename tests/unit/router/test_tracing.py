@@ -115,7 +115,7 @@ def traced(started: tuple[Router, StandIn], eventually: Eventually) -> Iterator[
     for one in (*router.engines, collector):
         one.reset()
     collector.does = takes
-    eventually(router.ready, 20.0)
+    eventually(router.ready)
     yield Traced(router, collector, eventually)
     collector.go.set()
 
@@ -298,7 +298,7 @@ def test_a_collector_that_hangs_delays_nothing(traced: Traced) -> None:
 def test_a_collector_that_is_gone_is_counted(start_router: Start, eventually: Eventually) -> None:
     router = start_router("--otlp-endpoint", f"http://127.0.0.1:{unused_port()}")
     assert router.client.post(COMPLETIONS, json=BODY).status_code == 200
-    eventually(lambda: router.count("spans_dropped") == 3, 20.0)
+    eventually(lambda: router.count("spans_dropped") == 3)
     assert router.count("spans_sent") == 0
 
 

@@ -72,7 +72,7 @@ def stack(served: Lab, eventually: Eventually) -> Iterator[Lab]:
         views = engine_views(running) or ()
         return len(views) == 3 and all(view.healthy for view in views)
 
-    eventually(in_use, 20.0)
+    eventually(in_use)
     yield served
     for engine in drained(served):
         undrain(served.home, "pdkit", engine)
@@ -152,12 +152,12 @@ class TestRestart:
             return {view.name for view in engine_views(running) or () if view.drained}
 
         with half_a_restart(stack, "consumer-0") as process:
-            eventually(lambda: seen() == {"consumer-0", "consumer-1"}, 10.0)
+            eventually(lambda: seen() == {"consumer-0", "consumer-1"})
             text = status_view(stack_status(stack.home, "pdkit"))
             assert f"drained by a restart or swap (pid {process.pid})" in text
             process.kill()
             process.wait(10)
-            eventually(lambda: seen() == {"consumer-1"}, 10.0)
+            eventually(lambda: seen() == {"consumer-1"})
         assert drained(stack) == {"consumer-1"}, "a person's stays"
         shown = {one.name: one.drained_by for one in stack_status(stack.home, "pdkit").services}
         assert {name: who for name, who in shown.items() if who} == {"consumer-1": "deploy drain"}

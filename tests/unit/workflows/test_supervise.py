@@ -137,13 +137,13 @@ def test_a_service_that_is_killed_comes_back(
     watched.up()
     others = {name: watched.pid(name) for name in ("redis", "producer-0", "consumer-0", "router")}
     old = watched.kill(service)
-    eventually(lambda: watched.is_back(service, old), 20.0)
-    eventually(lambda: watched.events() == ["died", "back"], 10.0)
+    eventually(lambda: watched.is_back(service, old))
+    eventually(lambda: watched.events() == ["died", "back"])
     assert all(watched.pid(name) == pid for name, pid in others.items() if name != service)
     assert stopped == [service], "its leftovers are ended once"
     running = require_stack(watched.lab.home, "pdkit")
     assert running.launcher.restarts(running.state.services[service]) == 1
-    eventually(lambda: running.is_ready(running.stack.front), 10.0)
+    eventually(lambda: running.is_ready(running.stack.front))
     watched.lab.ask()
 
 
@@ -176,7 +176,7 @@ def test_engine_and_redis_that_die_together_come_back_in_order(
 ) -> None:
     watched.up()
     old = {name: watched.kill(name) for name in ("producer-0", "redis")}
-    eventually(lambda: all(watched.is_back(name, pid) for name, pid in old.items()), 20.0)
+    eventually(lambda: all(watched.is_back(name, pid) for name, pid in old.items()))
     assert watched.events("producer-0")[:1] == ["died"]
     assert "crash_loop" not in watched.events()
 
@@ -188,7 +188,7 @@ def test_a_crash_loop_is_reported_and_ended_and_a_person_can_start_it_again(
     watched.up()
     monkeypatch.setenv("STAND_IN_DIES", "consumer")
     watched.kill("consumer-0")
-    eventually(lambda: watched.events("consumer-0")[-1:] == ["crash_loop"], 30.0)
+    eventually(lambda: watched.events("consumer-0")[-1:] == ["crash_loop"])
     assert watched.events("consumer-0") == ["died", "died", "crash_loop"]
     texts = [event.text for event in read_events(watched.lab.home.stack("pdkit").events_file)]
     assert "exit code 1" in texts[1]
@@ -198,7 +198,7 @@ def test_a_crash_loop_is_reported_and_ended_and_a_person_can_start_it_again(
     running = require_stack(watched.lab.home, "pdkit")
     assert running.is_ready(running.stack.service("consumer-0"))
     old = watched.kill("consumer-0")
-    eventually(lambda: watched.is_back("consumer-0", old), 20.0)
+    eventually(lambda: watched.is_back("consumer-0", old))
 
 
 def test_pauses_grow_and_have_an_end() -> None:
@@ -214,10 +214,10 @@ def test_a_service_that_served_for_long_has_all_its_starts_again(
     watched.up()
     for _ in range(3):
         old = watched.kill("router")
-        eventually(lambda old=old: watched.is_back("router", old), 20.0)
-        eventually(lambda: watched.events("router")[-1] == "back", 10.0)
+        eventually(lambda old=old: watched.is_back("router", old))
+        eventually(lambda: watched.events("router")[-1] == "back")
         assert watched.supervisor is not None
-        eventually(lambda: watched.supervisor._lives["router"].deaths == 0, 10.0)
+        eventually(lambda: watched.supervisor._lives["router"].deaths == 0)
 
 
 def test_up_waits_for_what_is_being_started_again(
@@ -226,7 +226,7 @@ def test_up_waits_for_what_is_being_started_again(
     watched.up()
     loaded = held_back("consumer-0")
     old = watched.kill("consumer-0")
-    eventually(lambda: watched.pid("consumer-0") != old, 20.0)
+    eventually(lambda: watched.pid("consumer-0") != old)
     said = "the supervisor started consumer-0; waiting"
 
     def load() -> None:
@@ -245,11 +245,11 @@ def test_up_does_not_wait_for_a_router_that_lacks_an_engine(
     """It is not ready before `up` has started the engine."""
     watched.up()
     old = watched.kill("router")
-    eventually(lambda: watched.is_back("router", old), 20.0)
+    eventually(lambda: watched.is_back("router", old))
     watched.end()
     watched.kill("consumer-0")
     running = require_stack(watched.lab.home, "pdkit")
-    eventually(lambda: not running.is_ready(running.stack.front), 20.0)
+    eventually(lambda: not running.is_ready(running.stack.front))
     watched.up()
     assert not [line for line in watched.lab.lines if line.endswith("waiting")]
 
@@ -261,11 +261,11 @@ def test_a_service_that_others_need_is_restarted_first(
     watched.up()
     loaded = held_back("redis")
     store, old = watched.kill("redis"), watched.kill("consumer-0")  # in this order: no race
-    eventually(lambda: watched.pid("redis") != store, 20.0)
+    eventually(lambda: watched.pid("redis") != store)
     time.sleep(0.3)  # fifteen looks at it
     assert watched.pid("consumer-0") == old
     loaded.set()
-    eventually(lambda: watched.is_back("consumer-0", old), 20.0)
+    eventually(lambda: watched.is_back("consumer-0", old))
 
 
 def test_a_full_disk_ends_nothing(
@@ -283,10 +283,10 @@ def test_a_full_disk_ends_nothing(
     monkeypatch.setattr(start, "write_state", write)
     monkeypatch.setattr(supervise, "LONGEST_PAUSE_S", 0.1)
     old = watched.kill("router")
-    eventually(lambda: "failed" in watched.events("router"), 20.0)
+    eventually(lambda: "failed" in watched.events("router"))
     assert watched.pid("router") == old
     full.clear()
-    eventually(lambda: watched.is_back("router", old), 20.0)
+    eventually(lambda: watched.is_back("router", old))
 
 
 def test_status_shows_events_and_that_nobody_watches(
@@ -295,7 +295,7 @@ def test_status_shows_events_and_that_nobody_watches(
     watched.up()
     assert not stack_status(watched.lab.home, "pdkit").warnings
     watched.kill("router")
-    eventually(lambda: watched.events() == ["died", "back"], 20.0)
+    eventually(lambda: watched.events() == ["died", "back"])
     watched.end()
     found = stack_status(watched.lab.home, "pdkit")
     assert [event["kind"] for event in found.as_dict()["events"]] == ["died", "back"]
@@ -342,7 +342,7 @@ class TestTheSupervisorItself:
         keeper = self.keeper(supervised)
         (worker,) = keeper.children()
         worker.kill()
-        eventually(lambda: [one.pid for one in keeper.children()] not in ([], [worker.pid]), 20.0)
+        eventually(lambda: [one.pid for one in keeper.children()] not in ([], [worker.pid]))
         assert self.keeper(supervised) == keeper, "the new one answers"
         (event,) = read_events(supervised.home.stack("pdkit").events_file)
         assert (event.service, event.kind) == ("supervisor", "died")
@@ -357,7 +357,7 @@ class TestTheSupervisorItself:
                 running.stack.front
             )
 
-        eventually(back, 30.0)
+        eventually(back)
 
     def test_a_supervisor_of_another_version_hands_over_its_socket(
         self, supervised: Lab, monkeypatch: pytest.MonkeyPatch
@@ -381,7 +381,7 @@ class TestTheSupervisorItself:
         whole = (keeper, *keeper.children())
         for process in whole:
             process.kill()
-        eventually(lambda: all(map(has_ended, whole)), 20.0)
+        eventually(lambda: all(map(has_ended, whole)))
         (warning,) = stack_status(supervised.home, "pdkit").warnings
         assert "the supervisor does not run" in warning
         assert "deploy up --resume --name pdkit" in warning
@@ -409,11 +409,11 @@ class TestAnEngineThatHangs:
         return life is not None and life.liveness._answered
 
     def test_is_ended_and_comes_back(self, quick: Watched, eventually: Eventually) -> None:
-        eventually(lambda: self.answers(quick), 20.0)
+        eventually(lambda: self.answers(quick))
         old = quick.pid("consumer-0")
         os.kill(old, signal.SIGSTOP)
-        eventually(lambda: quick.is_back("consumer-0", old), 30.0)
-        eventually(lambda: quick.events() == ["hung", "died", "back"], 10.0)
+        eventually(lambda: quick.is_back("consumer-0", old))
+        eventually(lambda: quick.events() == ["hung", "died", "back"])
         (hung, died, _) = read_events(quick.lab.home.stack("pdkit").events_file)
         assert hung.text.startswith("has failed its health checks for 0.")
         assert died.text == "died; started again now"
@@ -430,13 +430,13 @@ class TestAnEngineThatHangs:
                 raise MachineError("it is in the way", hint="none")
             real(self, records, **how)
 
-        eventually(lambda: self.answers(quick), 20.0)
+        eventually(lambda: self.answers(quick))
         with monkeypatch.context() as patched:
             patched.setattr(ProcessLauncher, "stop", stop)
             os.kill(quick.pid("consumer-0"), signal.SIGSTOP)
-            eventually(lambda: "failed" in quick.events("consumer-0"), 20.0)
+            eventually(lambda: "failed" in quick.events("consumer-0"))
             old = quick.kill("router")  # behind it in the order of services
-            eventually(lambda: quick.pid("router") != old, 20.0)
+            eventually(lambda: quick.pid("router") != old)
 
     def test_lmcaches_server_is_ended_too(
         self, watched: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
@@ -463,33 +463,33 @@ class TestAnEngineThatHangs:
         )
         old = watched.pid("kv-server")
         os.kill(old, signal.SIGSTOP)
-        eventually(lambda: watched.is_back("kv-server", old), 30.0)
-        eventually(lambda: watched.events() == ["hung", "died", "back"], 10.0)
-        eventually(lambda: renewed, 10.0)
+        eventually(lambda: watched.is_back("kv-server", old))
+        eventually(lambda: watched.events() == ["hung", "died", "back"])
+        eventually(lambda: renewed)
 
     def test_another_process_does_not_inherit_its_silence(
         self, quick: Watched, eventually: Eventually
     ) -> None:
         """As when Docker restarted it before the supervisor looked: it loads its model again."""
-        eventually(lambda: self.answers(quick), 20.0)
+        eventually(lambda: self.answers(quick))
         assert quick.supervisor is not None
         life = quick.supervisor._lives["consumer-0"]
         before, life.pid = life.liveness, -1
-        eventually(lambda: life.liveness is not before, 10.0)
+        eventually(lambda: life.liveness is not before)
 
     def test_is_left_alone_while_a_command_works(
         self, quick: Watched, eventually: Eventually
     ) -> None:
-        eventually(lambda: self.answers(quick), 20.0)
+        eventually(lambda: self.answers(quick))
         with stack_lock(quick.lab.home.lock_file("pdkit"), "pdkit"):
             old = quick.pid("consumer-0")
             os.kill(old, signal.SIGSTOP)
             assert quick.supervisor is not None
             seen = quick.supervisor._lives["consumer-0"].liveness
-            eventually(lambda: seen.silent_s > 0.55, 20.0)
+            eventually(lambda: seen.silent_s > 0.55)
             assert quick.events() == []
             os.kill(old, signal.SIGCONT)
-            eventually(lambda: seen.silent_s == 0, 20.0)
+            eventually(lambda: seen.silent_s == 0)
         assert quick.pid("consumer-0") == old
 
 
@@ -661,9 +661,9 @@ class TestWork:
         )
         stuck.up()
         old = stuck.pid("consumer-0")
-        eventually(lambda: "hung" in stuck.events("consumer-0"), 30.0)
+        eventually(lambda: "hung" in stuck.events("consumer-0"))
         hangs.clear()
-        eventually(lambda: stuck.is_back("consumer-0", old), 30.0)
+        eventually(lambda: stuck.is_back("consumer-0", old))
         hung = read_events(stuck.lab.home.stack("pdkit").events_file)[0]
         assert hung.text.startswith("has requests and has computed nothing for 0.")
 
@@ -692,7 +692,7 @@ class TestWhileACommandWorks:
             time.sleep(0.5)  # twenty-five looks at it
             assert watched.pid("router") == old
             assert watched.events() == []
-        eventually(lambda: watched.is_back("router", old), 20.0)
+        eventually(lambda: watched.is_back("router", old))
 
     def test_a_command_waits_for_a_start_that_has_begun(
         self, watched: Watched, monkeypatch: pytest.MonkeyPatch

@@ -270,7 +270,7 @@ class TestRequestsInFlight:
 
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(ask)
-            eventually(has_it, 20.0)
+            eventually(has_it)
             yield asking
             up.faults.unlink(missing_ok=True)
 

@@ -63,7 +63,7 @@ def outlive_a_full_pool(backend: Any) -> None:
         found.ref_count_down()
     wanted = 2 * (1 + len(taken))
     eventually(lambda: tries.turning() and redis.dbsize() == wanted, "stores never ended")
-    soon(lambda: backend.contains(key(1)), "lookups do not come back after a full pool")
+    soon(lambda: backend.contains(key(1)) is True, "lookups do not come back after a full pool")
 
 
 def allocate_like(pool: Any, first: Any) -> Any:
@@ -123,7 +123,7 @@ def outlive_a_stall(backend: Any) -> None:
     # On a busy machine one may take longer than the limit.
     found = soon(lambda: backend.get_blocking(key(1)), "loads do not come back after a stall")
     assert fill_of(found) == 1
-    soon(lambda: backend.contains(key(1)), "lookups do not come back after a stall")
+    soon(lambda: backend.contains(key(1)) is True, "lookups do not come back after a stall")
 
 
 @contextmanager
