@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Ended
+from tests.ports import free_row, taken
 
 
 @dataclass(frozen=True)
@@ -392,11 +392,8 @@ class Tried:
 
 @pytest.fixture(scope="module")
 def taken_port() -> Iterator[int]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = int(listener.getsockname()[1])
-        assert port < 65000
+    port = free_row()
+    with taken(port):
         yield port
 
 

@@ -77,7 +77,7 @@ class Traced:
 
     def spans(self, trace: str, count: int) -> list[dict[str, Any]]:
         """Return the spans of a trace when there are so many, the earliest first."""
-        self.eventually(lambda: len(self._found(trace)) >= count, 20.0)
+        self.eventually(lambda: len(self._found(trace)) >= count)
         return sorted(self._found(trace), key=lambda span: int(span["startTimeUnixNano"]))
 
     def _found(self, trace: str) -> list[dict[str, Any]]:

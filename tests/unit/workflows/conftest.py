@@ -44,7 +44,7 @@ SMALL = {
     "engine": {"kv_cache_gib": 0.1, "block_size": 16, "max_model_len": 512},
     "lmcache": {"chunk_size": 64, "staging_gib": 0.1},
     "redis": {"memory_gib": 0.1, "shards": 1},  # as many on every vendor, so that a swap keeps it
-    "timeouts": {"ready_s": 20, "stop_s": 5},
+    "timeouts": {"ready_s": 120, "stop_s": 5},
     "supervise": False,  # what dies stays dead, except in test_supervise.py
 }
 

@@ -64,7 +64,8 @@ class Watched:
     def end(self) -> None:
         if self.supervisor is not None:
             self.supervisor.ended.set()
-            self.thread.join(20)
+            self.thread.join(60)
+            assert not self.thread.is_alive()
             self.holder.close()
             self.supervisor = None
 
@@ -168,7 +169,7 @@ def test_clients_wait_while_the_router_is_started_again(
     for thread in asking:
         thread.join(60)
     assert answers == [200] * 4
-    assert watched.is_back("router", old)
+    eventually(lambda: watched.is_back("router", old))
 
 
 def test_engine_and_redis_that_die_together_come_back_in_order(
@@ -457,10 +458,7 @@ class TestAnEngineThatHangs:
         watched.up()
         supervisor = watched.supervisor
         assert supervisor is not None
-        eventually(
-            lambda: (life := supervisor._lives.get("kv-server")) and life.liveness._answered,
-            20.0,
-        )
+        eventually(lambda: (life := supervisor._lives.get("kv-server")) and life.liveness._answered)
         old = watched.pid("kv-server")
         os.kill(old, signal.SIGSTOP)
         eventually(lambda: watched.is_back("kv-server", old))
@@ -678,7 +676,7 @@ class TestWork:
 
         monkeypatch.setattr(supervise, "waited_for", computes)
         stuck.up()
-        eventually(lambda: len(looks) > 40, 30.0)  # of two engines, each for twice the limit
+        eventually(lambda: len(looks) > 40)  # of two engines, each for twice the limit
         assert stuck.events() == []
 
 

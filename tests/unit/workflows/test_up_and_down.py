@@ -99,7 +99,7 @@ def test_an_engine_that_dies_takes_all_down_and_leaves_its_log(
     began = time.monotonic()
     with pytest.raises(StackUnhealthy, match="consumer-0 died while starting") as caught:
         lab.up(lab.spec())
-    assert time.monotonic() - began < 20, "which is what the others may take"
+    assert time.monotonic() - began < 120, "which is what the others may take"
     assert caught.value.details[-1] == "RuntimeError: the weights are corrupt"
     assert lab.pids() == []
     assert not stack_status(lab.home, "pdkit").up

@@ -66,7 +66,7 @@ def test_a_watch_shows_a_stack_from_start_to_end(lab: Lab, eventually: Callable[
     ask(running, "producer-0", PROMPT)
     ask(running, "consumer-0", PROMPT)
     frame = watch.frame()
-    assert told(frame) == []
+    assert told_of(frame, "consumer-0") == []
     interval = engine(frame, "consumer-0")["interval"]
     assert (interval["external_queries"], interval["external_hits"]) == (200, 192)
     assert frame.store is not None and frame.store.interval is not None
@@ -147,7 +147,7 @@ def test_a_hung_engine_stops_no_other(served: Lab) -> None:
         assert time.monotonic() - began < 60
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert told(frame) == [("not_ready", "consumer-1")]
+    assert told_of(frame, "consumer-1") == ["not_ready"]
     loads = {one.name: one.load for one in frame.engines}
     assert loads.pop("consumer-1") is None
     assert None not in loads.values()

@@ -233,7 +233,7 @@ class TestEnding:
     ) -> None:
         processes = [spawn(STUBBORN) for _ in range(3)]
         eventually(lambda: log().count("ready") == 3)
-        assert 2.0 <= self.end(*processes, grace_s=2.0) < 5.9
+        assert 5.0 <= self.end(*processes, grace_s=5.0) < 10.0, "less than two"
 
     def test_the_whole_family_goes(
         self, spawn: Spawn, log: Callable[[], str], eventually: Eventually
@@ -261,7 +261,7 @@ class TestEnding:
         """Else `down` waits its whole grace for helpers that nobody told to stop."""
         leader = spawn(ABANDONING)
         eventually(lambda: "ready" in log())
-        assert self.end(leader, grace_s=4.0) < 3.0
+        assert self.end(leader, grace_s=60) < 30
 
     def test_a_process_that_only_has_the_number_is_left_alone(self, spawn: Spawn) -> None:
         process = spawn(SLEEPER)

@@ -28,7 +28,10 @@ FULL = """lmcache_mp_l1_allocation_failure_chunks_total{during="l1_store"} 3
 
 
 def has_fault(name: str) -> bool:
-    return name in FAULTS.read_text().split() if FAULTS.exists() else False
+    try:
+        return name in FAULTS.read_text().split()
+    except FileNotFoundError:
+        return False
 
 
 class Requests(StreamRequestHandler):

@@ -156,8 +156,11 @@ class Engine:
         return [f"{chunk}{layer}{tags}" for layer in layers]
 
     def has_fault(self, name: str) -> bool:
-        file = Path(os.environ["STAND_IN_FAULTS"])
-        return file.exists() and f"{self.role}:{name}" in file.read_text().split()
+        try:
+            faults = Path(os.environ["STAND_IN_FAULTS"]).read_text()
+        except FileNotFoundError:
+            return False
+        return f"{self.role}:{name}" in faults.split()
 
     def metrics(self) -> str:
         lines = []
