@@ -153,7 +153,7 @@ class StandIn:
             return True
         doing = asyncio.ensure_future(self.does(self, connection))
         while not doing.done():
-            if reader.at_eof():
+            if reader.at_eof() or reader.exception():  # what was on its way to it was left unread
                 self.left += 1
                 doing.cancel()
                 return False
