@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from bench.faults.history import Asked, verdict
 from tests.unit.router import faults
-from tests.unit.router.stand_in import Loop, StandIn
+from tests.unit.router.stand_in import Loop, StandIn, waits
 
 # A router takes half a second of processor time to start, the others next to nothing.
 TRIALS = {"router killed": 2, "router restarted": 2, "engine drained and restarted": 5}
@@ -57,6 +59,18 @@ class TestTheEngines:
             socket.create_connection(("127.0.0.1", engine.port), 60)
         engine.start()
         socket.create_connection(("127.0.0.1", engine.port), 60).close()
+        engine.kill()
+
+    def test_a_client_whose_connection_is_reset_has_left(
+        self, loop: Loop, eventually: Callable[..., None]
+    ) -> None:
+        engine = StandIn(loop, "consumer-0")
+        engine.does = waits
+        with socket.create_connection(("127.0.0.1", engine.port), 60) as client:
+            client.sendall(b"POST / HTTP/1.1\r\n\r\n")
+            eventually(lambda: engine.seen)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        eventually(lambda: engine.left == 1)
         engine.kill()
 
 
