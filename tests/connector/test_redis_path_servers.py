@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from pdkit_connector.redis_path import servers as module
@@ -41,10 +42,19 @@ def metrics(told):
     }
 
 
+def test_a_page_waits_for_no_reading(watched, server, monkeypatch):
+    let_read = threading.Event()
+    real = module._reading
+    monkeypatch.setattr(module, "_reading", lambda links: let_read.wait(60) and real(links))
+    told, _ = watched(server)
+    assert read(told) == {}
+    let_read.set()
+    eventually(lambda: read(told), 10)
+
+
 def test_memory_evictions_and_traffic_are_reported(watched, servers):
     server = servers.start("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru")
     told, writer = watched(server)
-    assert read(told) == {}, "the page waits for no Redis"
     eventually(lambda: read(told), 10)
     assert metrics(told)["pdkit_redis_evicted_keys_total", "0"] == 0
     stored(writer, prompt("chunk", 900))
