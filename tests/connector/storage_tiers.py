@@ -90,10 +90,12 @@ class Tiers:
     def stored(
         self, chunks: Sequence[ObjectKey], of: MemoryLayoutDesc | None = None
     ) -> list[bytes]:
-        """Write chunks, and wait until Redis has them."""
+        """Write chunks, and wait until Redis has them, and LMCache has let go of them."""
         written = self.store(chunks, of)
         of = of or kind()
         eventually(lambda: len(self.second.held(chunks, {0: of})) == len(chunks), 30)
+        controllers = self.manager._store_controllers.values()
+        eventually(lambda: not any(one._in_flight_tasks for one in controllers), 30)
         return written
 
     def found(

@@ -252,7 +252,7 @@ def test_a_store_that_never_ends_is_waited_for_once(make_engine, monkeypatch, lo
 
 def test_closing_ends_a_store_that_waits(make_engine, server):
     """An engine that is stopped does not wait for a Redis that hangs."""
-    engine = make_engine(silent_s=0.3, store_s=30)
+    engine = make_engine(silent_s=2, store_s=30)
     server.stop_answering()
     thread = in_thread(lambda: stored(engine))
     eventually(lambda: len(store_barrier.under_way()) == STAGED, 30)

@@ -143,6 +143,7 @@ def test_thousand_keys_take_milliseconds(server, one):
 def test_a_lookup_counts_as_use_for_eviction(server, one):
     server.admin.config_set("maxmemory-policy", "allkeys-lfu")
     server.admin.config_set("lfu-log-factor", 0)  # each use is counted
+    server.admin.config_set("lfu-decay-time", 0)  # and none is forgotten when a minute begins
     stored(one, prompt("f", 1))
     (key,) = prompt("f", 1)
     before = server.admin.object("freq", key)
