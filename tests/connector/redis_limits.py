@@ -11,7 +11,7 @@ from tests.connector import fair_clock
 
 LIMITS = Limits(lookup_s=0.2, load_s=0.4, store_s=0.4)
 SLACK_S = 0.5
-BACK_S = 20.0
+BACK_S = 2.0
 
 
 @contextmanager

@@ -216,9 +216,13 @@ def test_chunks_that_arrive_after_the_caller_left_are_released(server):
     stored(one, chunks)
     left = threading.Event()
     pool = Pool(lambda _count: left.wait(60))
-    # On a busy machine the caller may leave before the first chunk is there.
-    eventually(lambda: one.loads.load(list(chunks), pool.allocate) == [] and pool.handed, 20)
+
+    def begun():
+        assert one.loads.load(list(chunks), pool.allocate) == []
+        return pool.handed
+
+    eventually(begun, 20)  # on a busy machine the caller may leave before a chunk is there
     left.set()
-    eventually(lambda: pool.balanced([]), 20)
-    eventually(lambda: loaded(one, list(chunks)) == list(chunks.values()), 20)
+    eventually(lambda: pool.balanced([]), 2)
+    eventually(lambda: loaded(one, list(chunks)) == list(chunks.values()), 2)
     one.close()

@@ -191,7 +191,7 @@ def test_a_redis_that_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> 
         began = time.monotonic()
         with open_store(path, None) as store:
             assert store.ping() is False
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 3 * 2.0
 
 
 def test_a_reading_ends_with_the_first_question_that_has_no_answer(

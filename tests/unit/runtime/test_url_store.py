@@ -105,7 +105,7 @@ def test_a_redis_that_does_not_answer_is_not_waited_for_long(
         silent.listen()
         began = time.monotonic()
         assert store(f"redis://{HOST}:{silent.getsockname()[1]}?socket_timeout=60").trouble()
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 3 * 2.0
 
 
 @pytest.mark.parametrize("option", ["nonsense=1", "ssl_ca_certs=/ca.pem", "socket_timeout=long"])

@@ -86,7 +86,7 @@ class TestClock:
         self.tool(tmp_path, "exec /bin/sleep 60")
         began = time.monotonic()
         assert clock_is_synced(Tools({"PATH": str(tmp_path)}, tmp_path, 0.2)) is None
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 5
 
     def test_the_clock_state_is_unknown_without_timedatectl(self, tmp_path: Path) -> None:
         assert clock_is_synced(Tools({"PATH": str(tmp_path)}, tmp_path)) is None
