@@ -83,10 +83,10 @@ def test_a_shard_that_is_gone_is_down_until_it_is_back(watched, servers):
 
 
 def test_a_redis_that_hangs_holds_up_no_page(watched, server, monkeypatch):
+    monkeypatch.setattr(module, "_LIMIT_S", 0.5)  # also of the reading under way when it stops
     told, _ = watched(server)
     eventually(lambda: read(told).get("0", {}).get("up"), 10)
     server.stop_answering()
-    monkeypatch.setattr(module, "_LIMIT_S", 0.5)
     eventually(lambda: read(told)["0"] == {"up": 0}, 10)
     server.answer_again()
     eventually(lambda: read(told)["0"].get("up"), 10)
