@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,7 @@ CONNECTOR = "pdkit_connector_info"
 FIX = "pdkit_fix_info"
 KV = "pdkit_kv_info"
 REDIS_FAILED = "pdkit_store_last_failure_timestamp_seconds"
-
-_READS = 10
+SILENT_WORKERS = "pdkit_silent_workers"
 
 
 @dataclass(frozen=True)
@@ -55,25 +54,6 @@ class ConnectorReport:
         wanted = set(kinds)
         said = [text for kind, text in self.redis_failures.items() if kind in wanted]
         return said[-1] if said else ""
-
-
-def whole_page(read: Callable[[], MetricsPage], *, shares_kv: bool = True) -> MetricsPage:
-    """Read an engine's page, again while its worker is missing there.
-
-    An engine waits half a second for its worker. Without the worker's counts before something,
-    all that it has ever counted would seem to be new after it.
-
-    Args:
-        shares_kv: it has the connector, whose report tells that its worker answered.
-    """
-    page = read()
-    if not shares_kv:
-        return page
-    for _ in range(_READS - 1):
-        if page.named(CONNECTOR):
-            break
-        page = read()
-    return page
 
 
 def _labels_of(page: MetricsPage, name: str, *needed: str) -> Iterator[Mapping[str, str]]:

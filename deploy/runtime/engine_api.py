@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from deploy.metrics.connector import whole_page
 from deploy.metrics.engine import FINISHED, CacheCounters
 from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.runtime.http_get import HTTPException, get
 from deploy.runtime.logs import plain
 from deploy.runtime.secrets import Secret
+from deploy.runtime.whole_page import whole_page
 from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
 

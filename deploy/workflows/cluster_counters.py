@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from deploy.errors import PdkitError
 from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.runtime.kubectl import Kubectl
+from deploy.runtime.whole_page import whole_page
 from deploy.stack.cluster.objects import Object
 from deploy.stack.cluster.seen import main_container, role_of
 from deploy.stack.layout import ENGINE_PORT
@@ -54,7 +55,9 @@ def _page(kubectl: Kubectl, pod: Object) -> MetricsPage | str:
     command = ("--container=engine", "--", python, "-I", "-c", ASK, str(ENGINE_PORT))
     try:
         name = pod["metadata"]["name"]
-        return parsed_page(kubectl.run("exec", name, *command, most_bytes=_PAGE_BYTES))
+        return whole_page(
+            lambda: parsed_page(kubectl.run("exec", name, *command, most_bytes=_PAGE_BYTES))
+        )
     except PdkitError as exc:
         return (*exc.details[-1:], exc.message)[0]
     except ValueError as exc:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.errors import PdkitError, StackUnhealthy, StateError
@@ -25,6 +24,7 @@ from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.state import read_state_file
 from deploy.runtime.store import Store
 from deploy.runtime.url_store import open_url_store
+from deploy.runtime.whole_page import whole_page
 from deploy.stack.layout import API_KEY, ENGINE_KEY, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Prepared, prepare
@@ -126,11 +126,28 @@ def service_is_ready(
 
 def answering_pages(running: RunningStack) -> dict[str, MetricsPage]:
     """Return the metrics pages of the engines that answer, by their names."""
-    engines = running.prepared.plan.all_engines
-    services = [running.stack.service(engine.name) for engine in engines]
-    with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        pages = list(pool.map(partial(metrics_page, running), services))
-    return {one.name: page for one, page in zip(services, pages, strict=True) if page is not None}
+    names = [engine.name for engine in running.prepared.plan.all_engines]
+
+    def answered(name: str) -> MetricsPage | None:
+        with suppress(ApiError):
+            return engine_page(running, name)
+        return None
+
+    with ThreadPoolExecutor(max_workers=len(names)) as pool:
+        pages = list(pool.map(answered, names))
+    return {name: page for name, page in zip(names, pages, strict=True) if page is not None}
+
+
+def engine_page(
+    running: RunningStack, name: str, *, timeout_s: float = PAGE_TIMEOUT_S
+) -> MetricsPage:
+    """Return an engine's metrics page with what its workers count and report.
+
+    Raises:
+        ApiError: no answer.
+    """
+    with running.api(running.stack.service(name), timeout_s=timeout_s) as api:
+        return whole_page(api.metrics)
 
 
 def metrics_page(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from deploy import __version__
+from deploy.metrics.connector import SILENT_WORKERS
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.kv_server import KvServerUse
 from deploy.metrics.page import MetricsPage
@@ -155,7 +156,12 @@ def stack_status(home: Home, name: str) -> StackStatus:
         kv_server=kv_server_use(running, of_server),
         history=stack_history(running.state),
         events=read_events(home.stack(name).events_file),
-        warnings=[*_older(running), *_of_engines(running, pages), *_unwatched(running, home)],
+        warnings=[
+            *_older(running),
+            *_of_engines(running, pages),
+            *_uncounted(running, pages),
+            *_unwatched(running, home),
+        ],
     )
 
 
@@ -186,6 +192,16 @@ def _of_engines(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list
     services = running.stack.services
     known = {one.name for one in services if not _is_older(running, one)}
     return stack_warnings(running, {name: page for name, page in pages.items() if name in known})
+
+
+def _uncounted(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
+    """Return warnings about engines of this host; each host tells of its own."""
+    return [
+        f"{name}: {silent:.0f} of its workers did not report, so its counters may be old; if this "
+        f"persists: deploy restart {name} --name {running.stack.name}"
+        for name, page in pages.items()
+        if (silent := page.total(SILENT_WORKERS)) and name in running.state.services
+    ]
 
 
 def _unwatched(running: RunningStack, home: Home) -> list[str]:

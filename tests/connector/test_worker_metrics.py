@@ -70,6 +70,45 @@ def test_the_page_exists_without_workers():
     assert b"pdkit_store_chunks" not in generate_latest(registry)
 
 
+def test_a_silent_workers_counts_are_those_that_it_last_told(monkeypatch):
+    """A sum without them would look like a restart."""
+    name, counters = next(_names), Counters()
+    monkeypatch.setenv(worker_socket.WORKERS_ENV, "2")
+    counters.add("chunks", 3, operation="load", result="loaded")
+    answers = {(name, worker, metrics.QUESTION): counters.dump() for worker in range(2)}
+    monkeypatch.setattr(metrics, "ask_now", lambda *question: answers.get(question[:3]))
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(name))
+
+    def page():
+        return generate_latest(registry).decode()
+
+    loaded = 'pdkit_store_chunks_total{operation="load",result="loaded"}'
+    assert f"{loaded} 6.0" in page()
+    assert "pdkit_silent_workers 0.0" in page()
+    counters.add("chunks", 1, operation="load", result="loaded")
+    answers = {(name, 0, metrics.QUESTION): counters.dump()}
+    assert f"{loaded} 7.0" in page()
+    assert "pdkit_silent_workers 1.0" in page()
+    answers[name, 1, metrics.QUESTION] = b""  # of a worker that ends
+    assert "pdkit_silent_workers 1.0" in page()
+    answers[name, 1, metrics.QUESTION] = counters.dump()
+    assert f"{loaded} 8.0" in page()
+    assert "pdkit_silent_workers 0.0" in page()
+
+
+def test_a_silent_workers_report_is_its_last(monkeypatch):
+    name, report = next(_names), WorkerReport()
+    report.set_kv({"chunk_size": 64})
+    answers = {metrics.QUESTION: Counters().dump(), engine_report.QUESTION: report.dump()}
+    monkeypatch.setattr(metrics, "ask_now", lambda *question: answers.get(question[2]))
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(name))
+    assert b"pdkit_kv_info{" in generate_latest(registry)
+    answers.clear()
+    assert b"pdkit_kv_info{" in generate_latest(registry)
+
+
 def test_a_worker_that_hangs_is_asked_once_a_page(monkeypatch):
     """The API server answers nobody while it waits for it."""
     name = next(_names)
@@ -181,4 +220,5 @@ def test_a_failure_is_reported_without_secrets(monkeypatch):
 
 
 def test_before_the_workers_are_ready_nothing_is_reported(monkeypatch):
-    assert "pdkit_" not in reporting(monkeypatch, WorkerReport())
+    lines = reporting(monkeypatch, WorkerReport()).splitlines()
+    assert [line for line in lines if line.startswith("pdkit_")] == ["pdkit_silent_workers 1.0"]

@@ -9,14 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 import yaml
 
+from deploy.metrics.connector import SILENT_WORKERS
 from deploy.verify.eligible import eligible_tokens
+from deploy.verify.store_path import StorePath
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines, assert_same, path
 from tests.e2e.traffic import MODEL, Users, chat, text
@@ -283,6 +286,33 @@ def test_decoded_tokens_are_stored(layered: Engines) -> None:
     layered.forget()
     layered.ask("consumer-0", text(300, "decoded"), 300)
     assert eventually(lambda: layered.store().dbsize() == 2 * VALUES)
+
+
+def pid_of_rank(engine: int, rank: int) -> int:
+    """Return the process of an engine's worker, which vLLM names by its rank."""
+    for process in psutil.Process(engine).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if f"Worker_TP{rank}" in " ".join(process.cmdline()):
+                return process.pid
+    raise AssertionError(f"no rank {rank}")
+
+
+def test_a_silent_ranks_counts_are_those_that_it_last_told(layered: Engines) -> None:
+    """A sum without them would look like a restart."""
+    layered.ask("consumer-0", text(CHUNK + 10, "ranks"), 1)
+    with layered.api("consumer-0") as consumer:
+
+        def stored(*, silent: int) -> float:
+            """Return the chunks on a page on which so many ranks are silent; 0 on another."""
+            page = consumer.metrics()
+            path = StorePath.read(page.samples)
+            return path.stored_chunks if path and page.total(SILENT_WORKERS) == silent else 0
+
+        assert eventually(lambda: stored(silent=0) > 0)
+        before = stored(silent=0)
+        with stopped(pid_of_rank(layered.pids()["consumer-0"], 1)):
+            assert eventually(lambda: stored(silent=1) >= before)
+        assert eventually(lambda: stored(silent=0) >= before)
 
 
 def marked(layered: Engines) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from pdkit_connector import engine_report
@@ -11,6 +12,7 @@ from pdkit_connector.redis_path import servers
 from pdkit_connector.worker_socket import ask_now, workers
 
 QUESTION = "counters"
+SILENT = "pdkit_silent_workers"
 _LIMIT_S = 0.5
 
 
@@ -24,6 +26,7 @@ class EngineCollector:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._last: dict[tuple[str, int], bytes] = {}  # question, worker → its last answer
 
     def describe(self) -> list[Any]:
         """Return nothing: the workers are not there yet when this is registered."""
@@ -32,14 +35,28 @@ class EngineCollector:
     def collect(self) -> Iterator[Any]:
         """Return the counts as Prometheus' counters, summed over the workers, and the report."""
         there = list(range(workers()))
-        counts = [count for said in self._ask(QUESTION, there) for count in parse(said)]
-        yield from _counters([*COUNTERS.all(), *counts])
-        yield from engine_report.families(list(self._ask(engine_report.QUESTION, there)))
+        counts, silent = self._last_answers(QUESTION, there)
+        yield from _counters([*COUNTERS.all(), *chain.from_iterable(map(parse, counts))])
+        reports, _ = self._last_answers(engine_report.QUESTION, there)
+        yield from engine_report.families(reports)
         # One worker speaks for all, which have the same Redis.
-        yield from servers.families(next(self._ask(servers.QUESTION, there[:1]), b"{}"))
+        _, redis = next(self._ask(servers.QUESTION, there), (0, b"{}"))
+        yield from servers.families(redis)
+        yield _silent(silent)
 
-    def _ask(self, question: str, there: list[int]) -> Iterator[bytes]:
-        """Yield what workers answer; take those that are silent off the list.
+    def _last_answers(self, question: str, there: list[int]) -> tuple[list[bytes], int]:
+        """Return each worker's last answer, and how many workers gave none now.
+
+        A sum without a worker that is late would look like a restart, and the next one like new.
+        """
+        answers = dict(self._ask(question, there))
+        self._last |= {(question, worker): said for worker, said in answers.items()}
+        every = range(workers())
+        last = [said for worker in every if (said := self._last.get((question, worker)))]
+        return last, len(every) - len(answers)
+
+    def _ask(self, question: str, there: list[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield workers and what they answer; take those that are silent off the list.
 
         The API server answers nobody while it waits, not even those who ask for its health: a
         worker that hangs may cost it one wait, not one for each question.
@@ -49,7 +66,7 @@ class EngineCollector:
             if said is None:
                 there.remove(worker)
             elif said:
-                yield said
+                yield worker, said
 
 
 class ServerCollector:
@@ -63,6 +80,13 @@ class ServerCollector:
         """Return the counts as Prometheus' counters, and the readings of Redis."""
         yield from _counters(COUNTERS.all())
         yield from servers.families(servers.SERVERS.dump())
+
+
+def _silent(silent: int) -> Any:
+    from prometheus_client.core import GaugeMetricFamily
+
+    text = "Workers that did not report now: the page has what they last reported."
+    return GaugeMetricFamily(SILENT, text, value=silent)
 
 
 def _counters(counts: Iterable[LabelledCount]) -> Iterator[Any]:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
-from deploy.metrics.connector import whole_page
 from deploy.metrics.engine import EXTERNAL_HITS, EXTERNAL_QUERIES, FINISHED, LOCAL_HITS, Latency
 from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import EnginePlan
 from deploy.verify.eligible import eligible_tokens
 from deploy.verify.store_path import StorePath
-from deploy.workflows.running import RunningStack, kv_server_page
+from deploy.workflows.running import RunningStack, engine_page, kv_server_page
 
+_PAGE_S = 120.0  # under the highest load
 _SETTLE_S = 3.0
 _POLL_S = 0.05
 _STAGES = {
@@ -41,7 +41,7 @@ def read_pages(running: RunningStack) -> Pages:
 def _engine_pages(running: RunningStack) -> Pages:
     engines = running.prepared.plan.engines
     with ThreadPoolExecutor(max_workers=len(engines)) as pool:
-        pages = pool.map(lambda engine: _page(running, engine.name), engines)
+        pages = pool.map(lambda one: engine_page(running, one.name, timeout_s=_PAGE_S), engines)
         return dict(zip((engine.name for engine in engines), pages, strict=True))
 
 
@@ -181,8 +181,3 @@ def _counted(engines: Sequence[EnginePlan], before: Pages, after: Pages) -> Metr
 def _since(names: Iterable[str], before: Pages, after: Pages) -> MetricsPage:
     pages = (after[name].since(before[name]) for name in names)
     return sum(pages, MetricsPage())
-
-
-def _page(running: RunningStack, name: str) -> MetricsPage:
-    with running.api(running.stack.service(name)) as api:
-        return whole_page(api.metrics, shares_kv=running.prepared.plan.shares_kv)

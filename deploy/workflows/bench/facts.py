@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 
 import psutil
 
@@ -12,8 +13,9 @@ from deploy.benchmark.facts import Machine, ModelFacts, StackFacts, Versions
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.page import MetricsPage
 from deploy.planning.inventory import Gpu
+from deploy.runtime.engine_api import ApiError
 from deploy.runtime.host import machine_memory_mib, processor_name
-from deploy.workflows.running import RunningStack, metrics_page, store_of
+from deploy.workflows.running import RunningStack, engine_page, store_of
 
 
 def machine_facts(running: RunningStack) -> Machine:
@@ -39,13 +41,15 @@ def used_gpus(running: RunningStack) -> list[Gpu]:
 
 def versions(running: RunningStack, vllm: str) -> Versions:
     """Return the versions that the services report, or that their environment has."""
-    page = metrics_page(running, running.stack.service(running.prepared.plan.engines[0].name))
+    page = MetricsPage()
+    with suppress(ApiError):
+        page = engine_page(running, running.prepared.plan.engines[0].name)
     with store_of(running) as store:
         stats = store.stats()
     return Versions(
         pdkit=__version__,
         vllm=vllm or None,
-        lmcache=ConnectorReport.read(page or MetricsPage()).lmcache or None,
+        lmcache=ConnectorReport.read(page).lmcache or None,
         redis=stats.version if stats else None,
         router=__version__,
         generator=f"pdkit {__version__}",

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
-from deploy.metrics.connector import whole_page
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError, EngineApi, TimedOut
+from deploy.runtime.whole_page import whole_page
 from deploy.verify.equivalence import Completion
 from deploy.verify.findings import Findings
 from deploy.verify.hits import Counted
@@ -219,10 +219,9 @@ class Session:
     def pages(self) -> dict[str, MetricsPage]:
         """Return every engine's metrics page; an empty one where it does not answer."""
         found = dict.fromkeys(self.engines, MetricsPage())
-        shares_kv = self.running.prepared.plan.shares_kv
         for name in found:
             with suppress(ApiError):
-                found[name] = whole_page(self._apis[name].metrics, shares_kv=shares_kv)
+                found[name] = whole_page(self._apis[name].metrics)
         return found
 
     def count_vanished(self, tag: str, stored: int | None) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from deploy.metrics.connector import (
-    CONNECTOR,
     FIX,
     KV,
     REDIS_FAILED,
     ConnectorReport,
-    whole_page,
 )
 from deploy.metrics.page import MetricsPage
 from deploy.verify.store_path import Sample
@@ -75,31 +71,3 @@ def test_invalid_reports_of_the_connector_are_left_out() -> None:
         assert not ConnectorReport.read(
             MetricsPage((Sample("pdkit_kv_info", {"facts": facts}, 1.0),))
         ).kv
-
-
-WHOLE = MetricsPage((Sample(CONNECTOR, {"lmcache": "0.5.6"}, 1),))
-WITHOUT_WORKER = MetricsPage((Sample("vllm:num_requests_running", {}, 0),))
-
-
-def reader(*pages: MetricsPage) -> tuple[Callable[[], MetricsPage], list[MetricsPage]]:
-    """Return what reads these pages one after the other, and those that are left."""
-    left = list(pages)
-    return lambda: left.pop(0), left
-
-
-def test_a_page_is_read_again_until_the_worker_is_on_it() -> None:
-    read, left = reader(WITHOUT_WORKER, WITHOUT_WORKER, WHOLE, WITHOUT_WORKER)
-    assert whole_page(read) == WHOLE
-    assert left == [WITHOUT_WORKER]
-
-
-def test_an_engine_without_the_connector_is_read_once() -> None:
-    read, left = reader(WITHOUT_WORKER, WHOLE)
-    assert whole_page(read, shares_kv=False) == WITHOUT_WORKER
-    assert left == [WHOLE]
-
-
-def test_a_worker_that_hangs_is_not_waited_for_without_end() -> None:
-    read, left = reader(*[WITHOUT_WORKER] * 20)
-    assert whole_page(read) == WITHOUT_WORKER
-    assert 0 < len(left) < 20

@@ -137,6 +137,11 @@ CASES = {
         chunks("load", "missing", 1), chunks("load", "loaded", 9), OF_CONSUMER
     ),
     "PdkitKvRefused": Case(chunks("load", "corrupt", 1), chunks("load", "missing", 9), OF_CONSUMER),
+    "PdkitWorkerSilent": Case(
+        {f"pdkit_silent_workers{{{CONSUMER}}}": "1x30"},
+        {f"pdkit_silent_workers{{{CONSUMER}}}": "1x23 0 1x6"},
+        OF_CONSUMER,
+    ),
     "PdkitKvServerDown": Case(
         {f"up{{{KV_SERVER}}}": level(1, 0)},
         {f"up{{{KV_SERVER}}}": "1x23 0 1x6"},

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from deploy.errors import StateError
-from deploy.runtime import fixes
+from deploy.metrics.connector import SILENT_WORKERS
+from deploy.metrics.page import MetricsPage
+from deploy.runtime import fixes, whole_page
+from deploy.runtime.engine_api import EngineApi
+from deploy.verify.store_path import Sample
 from deploy.workflows.patches import patches_of
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
@@ -57,6 +61,43 @@ def test_status_is_silent_where_all_is_well(lab: Lab, monkeypatch: pytest.Monkey
     # It would start an interpreter, which takes longer than the rest of `status`.
     monkeypatch.setattr(fixes, "known_fixes", lambda _: pytest.fail("nothing is to be named"))
     assert stack_status(lab.home, "pdkit").warnings == []
+
+
+def silent_at_first(monkeypatch: pytest.MonkeyPatch, pages: int) -> list[EngineApi]:
+    """Have each client see these pages without a worker; return clients, one a page."""
+    page, asked = EngineApi.metrics, list[EngineApi]()
+
+    def metrics(api: EngineApi) -> MetricsPage:
+        asked.append(api)
+        late = sum(one is api for one in asked) <= pages
+        return MetricsPage((Sample(SILENT_WORKERS, {}, 1),)) if late else page(api)
+
+    monkeypatch.setattr(EngineApi, "metrics", metrics)
+    return asked
+
+
+def test_an_engine_whose_worker_is_late_is_asked_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(lab, monkeypatch, RELEASE, fix("B17", "applied"))
+    asked = silent_at_first(monkeypatch, 1)
+    assert stack_status(lab.home, "pdkit").warnings == []
+    assert len(asked) == 2 * 2, "two engines"
+    [row] = patches_of(lab.home, "pdkit", None).fixes
+    assert row.states == {"applied": ["producer-0", "consumer-0"]}
+
+
+def test_status_warns_of_a_worker_that_stays_silent(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(lab, monkeypatch, RELEASE, fix("B17", "applied"))
+    monkeypatch.setattr(whole_page, "_WAIT_S", 0.2)
+    silent_at_first(monkeypatch, 1000)
+    warnings = stack_status(lab.home, "pdkit").warnings
+    assert (
+        "consumer-0: 1 of its workers did not report, so its counters may be old; if this "
+        "persists: deploy restart consumer-0 --name pdkit" in warnings
+    )
 
 
 def test_nothing_depends_on_the_logs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
