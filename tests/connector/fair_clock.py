@@ -16,24 +16,33 @@ _ALWAYS_LATE_S = 0.001
 
 class _FairClock:
     def __init__(self) -> None:
-        self._lost_s = 0.0
-        self._due = time.monotonic()
+        # What was lost so far, and when the wait under way is due: both of one moment.
+        self._measured = (0.0, time.monotonic())
+        self._start = threading.Lock()
         self._started = threading.Event()
 
     def now(self) -> float:
-        if not self._started.is_set():
-            threading.Thread(target=self._measure, daemon=True).start()
-            self._started.wait()
-        at, lost_s, due = time.monotonic(), self._lost_s, self._due
+        with self._start:
+            if not self._started.is_set():
+                threading.Thread(target=self._measure, daemon=True).start()
+                self._started.wait()
+        measured = None
+        while measured is not self._measured:
+            measured = self._measured
+            at = time.monotonic()
+        lost_s, due = measured
         # A wait that should have ended is late already.
         return at - lost_s - max(0.0, at - due)
 
     def _measure(self) -> None:
+        lost_s, at = 0.0, time.monotonic()
         while True:
-            self._due = time.monotonic() + _WAIT_S + _ALWAYS_LATE_S
+            due = at + _WAIT_S + _ALWAYS_LATE_S
+            self._measured = (lost_s, due)
             self._started.set()
             time.sleep(_WAIT_S)
-            self._lost_s += max(0.0, time.monotonic() - self._due)
+            at = time.monotonic()
+            lost_s += max(0.0, at - due)
 
 
 now = _FairClock().now

@@ -75,7 +75,7 @@ def import_one_store() -> None:
     """Have LMCache import the adapter of the kit's second tier alone, which is a plug-in.
 
     It imports every adapter that it has, to name them in its help. They bring clients of clouds and
-    Transformers: more than half of the CPU time that the server takes to start.
+    Transformers: about half of the CPU time that the server took to start.
     """
     from lmcache.v1.distributed.l2_adapters import factory
 
