@@ -108,9 +108,13 @@ class Engine:
             return await self._answer(request)
 
     async def health(self) -> State:
-        """Ask for `/health`; "up" only if it answers 200."""
+        """Ask for `/health`; "up" only if it answers 200.
+
+        It has a longer time where it gets no requests yet: a router that starts on a busy machine
+        would otherwise refuse all of them.
+        """
         try:
-            async with timeout(_ANSWER_S):
+            async with timeout(_GREET_S if self.state == "down" else _ANSWER_S):
                 status, _ = await self.ask("GET", "/health")
         except EngineLost as exc:
             self.gone |= not exc.asked

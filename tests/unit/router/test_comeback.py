@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pdkit_router import engines
 from pdkit_router.engines import Engine, HealthChecker
 from pdkit_router.prefixes import PrefixGroup
 
@@ -90,6 +91,45 @@ def test_an_engine_without_models_gets_no_requests(
             await asyncio.sleep(0.01)
         assert lengths == [2048]
         watching.cancel()
+
+    loop.run(asyncio.wait_for(asked(), 60))
+
+
+def test_a_router_that_starts_waits_for_engines_that_are_slow(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any engine, it would refuse the requests that waited for it."""
+    monkeypatch.setattr(engines, "_ANSWER_S", 0.02)
+    stand = StandIn(loop, "producer-0", frozen=True)
+
+    async def asked() -> None:
+        engine = Engine("producer-0", "127.0.0.1", stand.port)
+        checker = HealthChecker([engine], lambda _: None)
+        watching = asyncio.ensure_future(checker.run())
+        await asyncio.sleep(0.3)
+        assert not checker.asked.is_set()
+        stand.frozen = False
+        await checker.asked.wait()
+        assert engine.state == "up"
+        watching.cancel()
+
+    loop.run(asyncio.wait_for(asked(), 60))
+
+
+def test_a_router_that_starts_does_not_wait_for_an_engine_that_hangs(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_GREET_S", 0.1)
+    stand = StandIn(loop, "producer-0", frozen=True)
+
+    async def asked() -> None:
+        engine = Engine("producer-0", "127.0.0.1", stand.port)
+        checker = HealthChecker([engine], lambda _: None)
+        watching = asyncio.ensure_future(checker.run())
+        await checker.asked.wait()
+        assert engine.state == "down"
+        watching.cancel()
+        stand.frozen = False
 
     loop.run(asyncio.wait_for(asked(), 60))
 
