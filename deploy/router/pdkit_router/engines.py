@@ -107,14 +107,10 @@ class Engine:
                 raise
             return await self._answer(request)
 
-    async def health(self) -> State:
-        """Ask for `/health`; "up" only if it answers 200.
-
-        It has a longer time where it gets no requests yet: a router that starts on a busy machine
-        would otherwise refuse all of them.
-        """
+    async def health(self, within_s: float = _ANSWER_S) -> State:
+        """Ask for `/health`; "up" only if it answers 200."""
         try:
-            async with timeout(_GREET_S if self.state == "down" else _ANSWER_S):
+            async with timeout(within_s):
                 status, _ = await self.ask("GET", "/health")
         except EngineLost as exc:
             self.gone |= not exc.asked
@@ -228,7 +224,8 @@ class HealthChecker:
         """Watch one engine forever."""
         missed = 0
         while True:
-            state = await engine.health()
+            # A router that starts on a busy machine would otherwise refuse all requests.
+            state = await engine.health(_GREET_S if engine.state == "down" else _ANSWER_S)
             if state == "up" and engine.state == "down" and not await self._greet(engine):
                 state = "down"
             if state == "up":

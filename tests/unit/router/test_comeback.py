@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -29,6 +30,20 @@ BODY = {"model": "m", "prompt": "x", "max_tokens": 5}
 
 def posts(engine: StandIn) -> list[str]:
     return [str(seen.json["prompt"]) for seen in engine.seen if seen.method == "POST"]
+
+
+@asynccontextmanager
+async def watched(
+    stand: StandIn, on_context: Callable[[int], None] = lambda _: None
+) -> AsyncIterator[tuple[Engine, HealthChecker]]:
+    """Have a router's checker watch an engine meanwhile."""
+    engine = Engine(stand.name, "127.0.0.1", stand.port)
+    checker = HealthChecker([engine], on_context)
+    watching = asyncio.ensure_future(checker.run())
+    try:
+        yield engine, checker
+    finally:
+        watching.cancel()
 
 
 def test_requests_do_not_wait_for_the_routers_own_questions(loop: Loop) -> None:
@@ -73,24 +88,22 @@ def test_an_engine_without_models_gets_no_requests(
         return sum(seen.path == "/v1/models" for seen in stand.seen)
 
     async def asked() -> None:
-        engine = Engine("producer-0", "127.0.0.1", stand.port)
-        checker = HealthChecker([engine], lengths.append)
-        watching = asyncio.ensure_future(checker.run())
-        await checker.asked.wait()
-        while gets() < 3:
-            await asyncio.sleep(0.01)
-        assert (engine.state, lengths) == ("down", [])
-        assert [r.getMessage() for r in caplog.records if r.name == "router"] == [
-            "producer-0 answers /health, but lists no models: not used"
-        ]
-        # A LoRA adapter has no length of its own.
-        stand.models = (
-            b'{"data": [{"id": "m", "max_model_len": 2048}, {"id": "a", "max_model_len": null}]}'
-        )
-        while engine.state != "up":
-            await asyncio.sleep(0.01)
-        assert lengths == [2048]
-        watching.cancel()
+        async with watched(stand, lengths.append) as (engine, checker):
+            await checker.asked.wait()
+            while gets() < 3:
+                await asyncio.sleep(0.01)
+            assert (engine.state, lengths) == ("down", [])
+            assert [r.getMessage() for r in caplog.records if r.name == "router"] == [
+                "producer-0 answers /health, but lists no models: not used"
+            ]
+            # A LoRA adapter has no length of its own.
+            stand.models = (
+                b'{"data": [{"id": "m", "max_model_len": 2048}, '
+                b'{"id": "a", "max_model_len": null}]}'
+            )
+            while engine.state != "up":
+                await asyncio.sleep(0.01)
+            assert lengths == [2048]
 
     loop.run(asyncio.wait_for(asked(), 60))
 
@@ -103,15 +116,12 @@ def test_a_router_that_starts_waits_for_engines_that_are_slow(
     stand = StandIn(loop, "producer-0", frozen=True)
 
     async def asked() -> None:
-        engine = Engine("producer-0", "127.0.0.1", stand.port)
-        checker = HealthChecker([engine], lambda _: None)
-        watching = asyncio.ensure_future(checker.run())
-        await asyncio.sleep(0.3)
-        assert not checker.asked.is_set()
-        stand.frozen = False
-        await checker.asked.wait()
-        assert engine.state == "up"
-        watching.cancel()
+        async with watched(stand) as (engine, checker):
+            await asyncio.sleep(0.3)
+            assert not checker.asked.is_set()
+            stand.frozen = False
+            await checker.asked.wait()
+            assert engine.state == "up"
 
     loop.run(asyncio.wait_for(asked(), 60))
 
@@ -123,12 +133,9 @@ def test_a_router_that_starts_does_not_wait_for_an_engine_that_hangs(
     stand = StandIn(loop, "producer-0", frozen=True)
 
     async def asked() -> None:
-        engine = Engine("producer-0", "127.0.0.1", stand.port)
-        checker = HealthChecker([engine], lambda _: None)
-        watching = asyncio.ensure_future(checker.run())
-        await checker.asked.wait()
-        assert engine.state == "down"
-        watching.cancel()
+        async with watched(stand) as (engine, checker):
+            await checker.asked.wait()
+            assert engine.state == "down"
         stand.frozen = False
 
     loop.run(asyncio.wait_for(asked(), 60))
