@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +10,7 @@ from deploy.errors import ConfigError, EngineUnreachable, PdkitError
 from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.secrets import Secret, read_secrets
+from deploy.runtime.whole_page import whole_page
 from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.namespace import key_prefix
 from deploy.stack.service import Service
@@ -18,8 +18,6 @@ from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import RunningStack
 
 _ANSWER_S = 5.0
-_PAGES = 3  # a busy engine's page may lack the report once
-_PAUSE_S = 0.5
 _REFUSED = (401, 403)
 _FIELD = "router.engines"
 
@@ -58,7 +56,7 @@ def _problem(
 ) -> PdkitError | None:
     try:
         with EngineApi(engine.url, timeout_s=_ANSWER_S, api_key=key) as api:
-            report = _report_of(api)
+            report = ConnectorReport.read(whole_page(api.metrics))
     except ApiError as exc:
         if exc.status in _REFUSED:
             return ConfigError(
@@ -75,15 +73,6 @@ def _problem(
     for said, hint in _differences(prepared, versions, report):
         return ConfigError(f"the engine at {engine.url} {said}", setting=_FIELD, hint=hint)
     return None
-
-
-def _report_of(api: EngineApi) -> ConnectorReport:
-    for _ in range(_PAGES - 1):
-        report = ConnectorReport.read(api.metrics())
-        if report.kv:
-            return report
-        time.sleep(_PAUSE_S)
-    return ConnectorReport.read(api.metrics())
 
 
 def _differences(

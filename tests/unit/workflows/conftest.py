@@ -22,10 +22,14 @@ import psutil
 import pytest
 
 from deploy.config.spec import StackSpec
+from deploy.metrics.connector import SILENT_WORKERS
+from deploy.metrics.page import MetricsPage
 from deploy.runtime import home, host, readiness
+from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
 from deploy.tiny_model import model_folder
+from deploy.verify.store_path import Sample
 from deploy.workflows import fixes, prepare, survey, up
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
@@ -183,3 +187,16 @@ def planned(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
         return prepare_here(spec, Home(tmp_path, tmp_path, host=SOUND_HOST), lambda _: None)
 
     return make
+
+
+def silent_at_first(monkeypatch: pytest.MonkeyPatch, pages: int) -> list[EngineApi]:
+    """Have each client see these pages without a worker; return clients, one a page."""
+    page, asked = EngineApi.metrics, list[EngineApi]()
+
+    def metrics(api: EngineApi) -> MetricsPage:
+        asked.append(api)
+        late = sum(one is api for one in asked) <= pages
+        return MetricsPage((Sample(SILENT_WORKERS, {}, 1),)) if late else page(api)
+
+    monkeypatch.setattr(EngineApi, "metrics", metrics)
+    return asked

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 
 from deploy.errors import StateError
-from deploy.metrics.connector import SILENT_WORKERS
-from deploy.metrics.page import MetricsPage
 from deploy.runtime import fixes, whole_page
-from deploy.runtime.engine_api import EngineApi
-from deploy.verify.store_path import Sample
 from deploy.workflows.patches import patches_of
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
-from tests.unit.workflows.conftest import Lab
+from tests.unit.workflows.conftest import Lab, silent_at_first
 
 RELEASE = 'pdkit_connector_info{lmcache="0.5.6",tested="yes"} 1'
 
@@ -61,19 +57,6 @@ def test_status_is_silent_where_all_is_well(lab: Lab, monkeypatch: pytest.Monkey
     # It would start an interpreter, which takes longer than the rest of `status`.
     monkeypatch.setattr(fixes, "known_fixes", lambda _: pytest.fail("nothing is to be named"))
     assert stack_status(lab.home, "pdkit").warnings == []
-
-
-def silent_at_first(monkeypatch: pytest.MonkeyPatch, pages: int) -> list[EngineApi]:
-    """Have each client see these pages without a worker; return clients, one a page."""
-    page, asked = EngineApi.metrics, list[EngineApi]()
-
-    def metrics(api: EngineApi) -> MetricsPage:
-        asked.append(api)
-        late = sum(one is api for one in asked) <= pages
-        return MetricsPage((Sample(SILENT_WORKERS, {}, 1),)) if late else page(api)
-
-    monkeypatch.setattr(EngineApi, "metrics", metrics)
-    return asked
 
 
 def test_an_engine_whose_worker_is_late_is_asked_again(

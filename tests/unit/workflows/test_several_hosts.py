@@ -30,7 +30,7 @@ from deploy.workflows.running import kv_server_page, require_stack, store_of
 from deploy.workflows.status import stack_status
 from deploy.workflows.swap import SwapTo, roll_back, swap_stack
 from deploy.workflows.up import UpResult, bring_up
-from tests.unit.workflows.conftest import SMALL, Lab, opened
+from tests.unit.workflows.conftest import SMALL, Lab, opened, silent_at_first
 
 
 @dataclass
@@ -188,6 +188,14 @@ def test_engines_without_a_report_or_of_other_versions_are_refused(
     with pytest.raises(ConfigError, match=said):
         hosts.front.up(hosts.front_spec())
     assert hosts.front.pids() == []
+
+
+def test_another_hosts_engine_whose_worker_is_late_is_asked_again(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.worker.up(hosts.worker_spec())
+    silent_at_first(monkeypatch, 1)
+    assert list(hosts.front.up(hosts.front_spec()).started) == ["consumer-0", "router"]
 
 
 @pytest.mark.parametrize("check", [False, True])
