@@ -60,20 +60,27 @@ def at_each_store(store: redis.Redis, act: Callable[[], object]) -> Iterator[Non
 def let_through(store: redis.Redis, *commands: Command) -> list[Any]:
     """Let the writes through that wait, and right behind them these; hold back what follows.
 
-    The first of them must be a write itself, since it waits in Redis' own queue behind the others.
+    One of them must be a write itself, so that they wait in Redis' own queue behind the others.
     """
+    # A transaction, in which nothing blocks: FLUSHALL of Redis 8 lets its client wait, and would
+    # leave the gate open meanwhile.
+    sent: list[Command] = [("MULTI",), *commands, _PAUSE, ("EXEC",)]
     connection = store.connection_pool.get_connection()
     try:
         connection.send_command("CLIENT", "ID")
         me = connection.read_response()
-        connection.send_packed_command(connection.pack_commands([*commands, _PAUSE]))
+        connection.send_packed_command(connection.pack_commands(sent))
         until = time.monotonic() + _PATIENCE_S
         while "b" not in store.client_list(client_id=[me])[0]["flags"]:
             if time.monotonic() > until:
                 raise TimeoutError(f"Redis does not hold back {commands[0][0]!r}")
             time.sleep(_POLL_S)
         store.client_unpause()
-        return [connection.read_response() for _ in (*commands, _PAUSE)][:-1]
+        *_, answers = [connection.read_response() for _ in sent]
     finally:
         connection.disconnect()  # where anything failed, answers are still to come
         store.connection_pool.release(connection)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return list(answers[:-1])

@@ -70,6 +70,12 @@ def test_other_commands_than_writes_do_not_wait(
         let_through(store, ("GET", "key"))
 
 
+def test_a_command_that_fails_is_reported(store: redis.Redis) -> None:
+    store.set("text", b"x")
+    with writes_held(store), pytest.raises(redis.ResponseError, match="integer"):
+        let_through(store, ("INCR", "text"))
+
+
 def test_a_failure_of_a_store_is_reported(store: redis.Redis) -> None:
     def act() -> None:
         let_through(store, NOTHING)
