@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tests.e2e.conftest import eventually
+
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 # Of a stack with the factor 1: the first token of the longest request, and each that follows.
 LONGEST_S, EVENT_S = 0.3, 0.02
@@ -25,6 +27,7 @@ class SlowProxy:
         factor: the stack's time over that of the fastest; 0 while answers are passed on.
         known: for each request of the first load, its bytes and the events of its answer.
         served: requests of the load that goes on.
+        relaying: what is under way; asyncio forgets the task of a client that has left.
     """
 
     router_port: int
@@ -32,12 +35,23 @@ class SlowProxy:
     factor: float = 0.0
     known: list[tuple[int, list[bytes]]] = field(default_factory=list)
     served: int = 0
+    relaying: set[asyncio.Task[None] | None] = field(default_factory=set)
 
     def again(self, factor: float) -> None:
-        """Begin the same requests anew."""
+        """Begin the same requests anew, once the last answer is known up to its end."""
+        assert eventually(lambda: not self.relaying)
         self.factor, self.served = factor, 0
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self.relaying.add(task)
+        try:
+            await self._relay(reader, writer)
+        finally:
+            self.relaying.discard(task)
+            writer.close()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clock = asyncio.get_running_loop().time
         began, number = clock(), self.served
         self.served += 1
@@ -46,11 +60,12 @@ class SlowProxy:
         assert length is not None
         request = head + await reader.readexactly(int(length[1]))
         if not self.factor:
-            answer = b""
+            answer, events = b"", list[bytes]()
+            self.known.append((len(request), events))
             async for piece in _answered(self.router_port, request):
                 answer += piece
                 writer.write(piece)
-            self.known.append((len(request), re.split(rb"(?<=\n\n)", answer)))
+            events += re.split(rb"(?<=\n\n)", answer)
         else:
             size, events = self.known[number]
             first_s = LONGEST_S * size / max(size for size, _ in self.known)
@@ -58,7 +73,6 @@ class SlowProxy:
                 due = began + self.factor * (first_s + behind * EVENT_S)
                 await asyncio.sleep(due - clock())
                 writer.write(event)
-        writer.close()
 
 
 async def _answered(port: int, request: bytes) -> AsyncIterator[bytes]:
