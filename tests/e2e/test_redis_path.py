@@ -19,6 +19,7 @@ import yaml
 
 from deploy.metrics.connector import SILENT_WORKERS
 from deploy.verify.eligible import eligible_tokens
+from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines, assert_same, path
@@ -56,6 +57,22 @@ def soon(condition: Callable[[], bool]) -> bool:
     a second apart few can be in vain, on a slow machine fewer still.
     """
     return any(condition() or time.sleep(0.2) for _ in range(25))
+
+
+def ask_in_time(engines: Engines, whom: str, prompt: str) -> tuple[Completion, StorePath]:
+    """Return an answer for which Redis was asked and answered in time, and what was counted.
+
+    A machine that keeps a lookup from its answer for two seconds makes it miss what is there.
+    """
+    for _ in range(25):
+        engines.forget()
+        before = path(engines, whom)
+        answer = engines.ask(whom, prompt)
+        moved = path(engines, whom).since(before)
+        if moved.lookups and not moved.failures:
+            return answer, moved
+        time.sleep(0.2)
+    raise AssertionError(f"{whom} has no answer from Redis in time")
 
 
 @pytest.fixture(scope="module")
@@ -119,16 +136,13 @@ def test_damaged_values_are_computed_again(plain: Engines, damage: Callable[...,
     assert len(keys) == 5, "one value a chunk"
     plain.forget()
     reference = plain.ask("producer-0", prompt)
-    plain.forget()
-    sound = path(plain, "consumer-0")
-    assert_same(reference, plain.ask("consumer-0", prompt))
-    assert path(plain, "consumer-0").since(sound).loaded_chunks == 5
+    answer, moved = ask_in_time(plain, "consumer-0", prompt)
+    assert_same(reference, answer)
+    assert moved.loaded_chunks == 5
     damage(plain.store(), keys[2], keys[4])
     for _ in range(2):
-        plain.forget()
-        before = path(plain, "consumer-0")
-        assert_same(reference, plain.ask("consumer-0", prompt))
-        moved = path(plain, "consumer-0").since(before)
+        answer, moved = ask_in_time(plain, "consumer-0", prompt)
+        assert_same(reference, answer)
         assert moved.loaded_chunks == 2
         assert (moved.refused > 0) == (damage in REFUSED)
     assert plain.is_alive("consumer-0")
@@ -166,6 +180,7 @@ def test_engines_answer_while_redis_stalls_and_use_it_again(plain: Engines) -> N
     prompt = text(4 * CHUNK + 10, "stall")
     reference = plain.recomputed(prompt)
     plain.ask("producer-0", prompt)
+    ask_in_time(plain, "consumer-0", prompt)  # so that it leaves Redis alone no more
     plain.forget()
     before = path(plain, "consumer-0")
     with stopped(plain.kit.pid(plain.name, "redis")):
@@ -194,13 +209,12 @@ def test_a_full_redis_serves_reads_and_losses_are_counted(plain: Engines) -> Non
     store.config_set("maxmemory", "1mb")
     try:
         plain.ask("producer-0", text(3 * CHUNK + 10, "no room"), 1)
-        plain.forget()
-        answer, hits = plain.ask_counting("consumer-0", prompt)
+        answer, found = ask_in_time(plain, "consumer-0", prompt)
     finally:
         store.config_set("maxmemory", limit)
         store.config_set("maxmemory-policy", policy)
     assert_same(reference, answer)
-    assert hits == 3 * CHUNK
+    assert found.loaded_chunks == 3
     moved = path(plain, "producer-0").since(before)
     assert moved.left_out == 3
     assert moved.failures > 0

@@ -19,7 +19,7 @@ from tests.e2e.docker.conftest import (
     Project,
     complete,
 )
-from tests.e2e.one_stack.test_watch import Stream
+from tests.e2e.one_stack.test_watch import Stream, all_answered
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +104,16 @@ class TestOtherCommands:
     def test_watch_counts_answers_and_shows_services(self, stack: Project) -> None:
         process = stack.kit.start("status", "--watch", "--interval", "1", "--json")
         stream = Stream(process)
-        frames = [stream.frame()]
+        frames = stream.until(all_answered)[-1:]
         complete(stack.url("router"), f"{time.time_ns()} ".ljust(700, "x"))
-        frames += stream.until(lambda frame: frame["watch"]["answers"] == 1)
-        frames.append(stream.frame())
+        frames += stream.until(
+            lambda frame: (
+                all_answered(frame)
+                and frame["watch"]["answers"] == 1
+                and frame["watch"]["store_path"]["stored_chunks"] >= 2
+            )
+        )
+        frames += stream.until(all_answered)
         process.send_signal(signal.SIGINT)
         assert stack.kit.ended(process).code == 0
         first, last = frames[0], frames[-1]

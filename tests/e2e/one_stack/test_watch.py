@@ -71,25 +71,33 @@ def engine(frame: dict[str, Any], name: str) -> dict[str, Any]:
     return next(one for one in frame["engines"] if one["name"] == name)
 
 
+def all_answered(frame: dict[str, Any]) -> bool:
+    """Whether no service was too late for this frame, as one may be on a busy machine."""
+    parts = frame["healthy"], frame["redis"], frame["router"]
+    return all((*parts, *(one["load"] for one in frame["engines"])))
+
+
 def told(frames: list[dict[str, Any]]) -> set[tuple[str, str]]:
     return {(event["kind"], event["about"]) for frame in frames for event in frame["events"]}
 
 
 def test_requests_are_counted(stream: Stream) -> None:
-    first = stream.frame()
-    assert first["healthy"] is True
+    first = stream.until(all_answered)[-1]
     assert first["interval"]["answers"] == first["watch"]["answers"] == 0
     assert [ask(seed) for seed in range(REQUESTS)] == [200] * REQUESTS
-    frames = stream.until(lambda frame: frame["watch"]["answers"] == REQUESTS)
-    # Some of it is counted after the answer.
-    frames += stream.until(
+    # Two whole chunks of 256 tokens of a prompt cross. Some of it is counted after the answer.
+    chunks = 2 * REQUESTS
+    frames = stream.until(
         lambda frame: (
-            frame["router"]["watch"]["requests"] == REQUESTS
+            all_answered(frame)
+            and frame["watch"]["answers"] == frame["router"]["watch"]["requests"] == REQUESTS
             and frame["watch"]["store_path"]["waits"] >= REQUESTS
-            and engine(frame, "consumer-0")["watch"]["generation_tokens"] == REQUESTS * ANSWER
+            and frame["watch"]["store_path"]["stored_chunks"] >= chunks
+            and frame["watch"]["store_path"]["loaded_chunks"] >= chunks
+            and engine(frame, "consumer-0")["watch"]["generation_tokens"] >= REQUESTS * ANSWER
         )
     )
-    frames.append(stream.frame())
+    frames += stream.until(all_answered)
 
     last, prompt = frames[-1], REQUESTS * (PROMPT + 1)  # and the token that texts begin with
     for name in ("producer-0", "consumer-0"):
@@ -98,20 +106,19 @@ def test_requests_are_counted(stream: Stream) -> None:
         assert watch["first_token_mean_s"] > 0
         assert watch["first_token_p95_within_s"] >= watch["first_token_mean_s"] / 10
     assert engine(last, "consumer-0")["watch"]["generation_tokens"] == REQUESTS * ANSWER
-    # Two whole chunks of 256 tokens a prompt crossed, and are in every count.
-    chunks = 2 * REQUESTS
     assert last["watch"]["external_hits"] == 256 * chunks
     path = last["watch"]["store_path"]
     assert (path["stored_chunks"], path["loaded_chunks"]) == (chunks, chunks)
     assert path["waits"] >= REQUESTS
     assert last["redis"]["keys"] - first["redis"]["keys"] == chunks
-    received = sum(one["redis"]["interval"]["received_bytes"] for one in frames)
+    received = sum(one["redis"]["interval"]["received_bytes"] for one in frames if one["redis"])
     assert path["stored_bytes"] < received < 1.2 * path["stored_bytes"] + 100_000
     assert last["router"]["watch"] == {"requests": REQUESTS, "errors": 0}
     assert last["router"]["engines"] == {"engines": 2, "healthy": 2}
     # The intervals of the frames are those of the watch, none twice and none left out.
+    intervals = [engine(frame, "consumer-0")["interval"] for frame in frames]
     for name in ("prompt_tokens", "generation_tokens", "answers"):
-        parts = [engine(one, "consumer-0")["interval"][name] for one in frames]
+        parts = [one[name] for one in intervals if one]
         assert sum(parts) == engine(last, "consumer-0")["watch"][name]
     # A service that answers late on a busy machine is no loss.
     assert {kind for kind, _ in told([first, *frames])} <= {"not_ready", "ready"}
@@ -119,15 +126,15 @@ def test_requests_are_counted(stream: Stream) -> None:
 
 def test_an_idle_stack_is_reported_as_idle(stream: Stream) -> None:
     """The same numbers stay zero where nothing is sent: they are not the engines' whole lives."""
-    frames = [stream.frame() for _ in range(4)]
-    assert frames[-1]["watch"]["answers"] == 0
-    assert frames[-1]["watch"]["external_hit_rate"] is None
-    assert engine(frames[-1], "consumer-0")["interval"]["prompt_tokens_s"] == 0
+    last = [stream.until(all_answered)[-1] for _ in range(4)][-1]
+    assert last["watch"]["answers"] == 0
+    assert last["watch"]["external_hit_rate"] is None
+    assert engine(last, "consumer-0")["interval"]["prompt_tokens_s"] == 0
 
 
 def test_a_killed_engine_and_its_restart_are_events(kit: Deploy, stream: Stream) -> None:
     """By itself, once no command is at work on the stack."""
-    stream.frame()
+    stream.until(all_answered)
     with stack_lock(Home(kit.home, kit.home).lock_file(NAME), NAME):
         os.kill(kit.pid(NAME, "consumer-0"), signal.SIGKILL)
         frames = stream.until(lambda frame: ("exited", "consumer-0") in told([frame]))
