@@ -114,7 +114,8 @@ def named(
 
 
 def healthy(kit: Deploy) -> bool:
-    return kit.run("check", "--name", NAME, "--quick").code == 0
+    ran = kit.run("check", "--name", NAME, "--quick", "--json")
+    return ran.code == 0 and ran.data["passed"] and ran.data["diagnosis"] == []
 
 
 def assert_healthy(kit: Deploy) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -26,6 +27,7 @@ from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines, assert_same, path
 from tests.e2e.traffic import MODEL, Users, chat, text
 from tests.ports import free_row
 
+T = TypeVar("T")
 HEADER = 128
 LAYERS = 4
 # Of the last stack here: each rank stores its own part of every layer of a chunk.
@@ -50,29 +52,35 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    """Tell whether a condition comes true within a few attempts.
+def soon(attempt: Callable[[], T]) -> T | None:
+    """Return what the first of a few attempts gives that is not in vain; None if all are.
 
     An engine leaves a Redis that failed alone for a second at most, so that of attempts a fifth of
     a second apart few can be in vain, on a slow machine fewer still.
     """
-    return any(condition() or time.sleep(0.2) for _ in range(25))
+    for _ in range(25):
+        if found := attempt():
+            return found
+        time.sleep(0.2)
+    return None
 
 
-def ask_in_time(engines: Engines, whom: str, prompt: str) -> tuple[Completion, StorePath]:
-    """Return an answer for which Redis was asked and answered in time, and what was counted.
+def ask_in_time(engines: Engines, whom: str, prompt: str) -> tuple[Completion, int, StorePath]:
+    """Return an answer for which Redis answered in time, the tokens loaded, and what was counted.
 
     A machine that keeps a lookup from its answer for two seconds makes it miss what is there.
     """
-    for _ in range(25):
+
+    def in_time() -> tuple[Completion, int, StorePath] | None:
         engines.forget()
         before = path(engines, whom)
-        answer = engines.ask(whom, prompt)
+        answer, hits = engines.ask_counting(whom, prompt)
         moved = path(engines, whom).since(before)
-        if moved.lookups and not moved.failures:
-            return answer, moved
-        time.sleep(0.2)
-    raise AssertionError(f"{whom} has no answer from Redis in time")
+        return (answer, hits, moved) if moved.lookups and not moved.failures else None
+
+    found = soon(in_time)
+    assert found, f"Redis answers {whom} too late"
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +144,12 @@ def test_damaged_values_are_computed_again(plain: Engines, damage: Callable[...,
     assert len(keys) == 5, "one value a chunk"
     plain.forget()
     reference = plain.ask("producer-0", prompt)
-    answer, moved = ask_in_time(plain, "consumer-0", prompt)
+    answer, _, moved = ask_in_time(plain, "consumer-0", prompt)
     assert_same(reference, answer)
     assert moved.loaded_chunks == 5
     damage(plain.store(), keys[2], keys[4])
     for _ in range(2):
-        answer, moved = ask_in_time(plain, "consumer-0", prompt)
+        answer, _, moved = ask_in_time(plain, "consumer-0", prompt)
         assert_same(reference, answer)
         assert moved.loaded_chunks == 2
         assert (moved.refused > 0) == (damage in REFUSED)
@@ -209,12 +217,12 @@ def test_a_full_redis_serves_reads_and_losses_are_counted(plain: Engines) -> Non
     store.config_set("maxmemory", "1mb")
     try:
         plain.ask("producer-0", text(3 * CHUNK + 10, "no room"), 1)
-        answer, found = ask_in_time(plain, "consumer-0", prompt)
+        answer, hits, _ = ask_in_time(plain, "consumer-0", prompt)
     finally:
         store.config_set("maxmemory", limit)
         store.config_set("maxmemory-policy", policy)
     assert_same(reference, answer)
-    assert found.loaded_chunks == 3
+    assert hits == 3 * CHUNK
     moved = path(plain, "producer-0").since(before)
     assert moved.left_out == 3
     assert moved.failures > 0

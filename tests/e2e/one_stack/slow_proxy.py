@@ -35,21 +35,19 @@ class SlowProxy:
     factor: float = 0.0
     known: list[tuple[int, list[bytes]]] = field(default_factory=list)
     served: int = 0
-    relaying: set[asyncio.Task[None] | None] = field(default_factory=set)
+    relaying: set[asyncio.Task[None]] = field(default_factory=set)
 
     def again(self, factor: float) -> None:
         """Begin the same requests anew, once the last answer is known up to its end."""
         assert eventually(lambda: not self.relaying)
         self.factor, self.served = factor, 0
 
-    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay a connection until its answer ends, also where its client leaves first."""
+        task = asyncio.ensure_future(self._relay(reader, writer))
         self.relaying.add(task)
-        try:
-            await self._relay(reader, writer)
-        finally:
-            self.relaying.discard(task)
-            writer.close()
+        task.add_done_callback(self.relaying.discard)
+        task.add_done_callback(lambda _: writer.close())
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clock = asyncio.get_running_loop().time
@@ -91,7 +89,7 @@ def slow_proxy(router_port: int) -> Iterator[SlowProxy]:
     loop = asyncio.new_event_loop()
 
     async def serve() -> None:
-        server = await asyncio.start_server(proxy.relay, "127.0.0.1", 0)
+        server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
         proxy.port = server.sockets[0].getsockname()[1]
         started.set()
 

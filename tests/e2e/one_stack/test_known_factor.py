@@ -19,8 +19,8 @@ from tests.e2e.one_stack.slow_proxy import SlowProxy, slow_proxy
 
 # More than what the lengths of requests explain.
 FACTOR = 3
-# Lengths differ from repeat to repeat, and so do latencies: the intervals have a width, of which a
-# machine that is late by a tenth of a second each time takes less than half.
+# Lengths differ from repeat to repeat, and so do latencies: the intervals are wide enough for a
+# machine that is late by a tenth of a second each time.
 WORKLOAD = WorkloadOptions(input_tokens=TokenRange(450, 1150), output_tokens=TokenRange(4, 4))
 OPTIONS = BenchOptions(
     WORKLOAD, concurrency=1, requests=3, repeats=5, warmup=0, hop_requests=0, router_requests=0,
