@@ -1,4 +1,4 @@
-"""Who may import whom, and how long things may grow. Read from the source, without running it."""
+"""Who may import whom. Read from the source, without running it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ EFFECTS = {
     "httpx", "psutil", "redis", "filelock", "typer",
 }  # fmt: skip
 
-MAX_FUNCTION_LINES = 60
-MAX_MODULE_LINES = 300
 # Methods that asyncio and httptools call, which document them.
 CALLBACKS = {
     "connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing",
@@ -87,7 +85,6 @@ def part_of(path: Path) -> str:
 
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BENCHES = sorted((REPO / "bench").rglob("*.py"))
 # What enters the services, and so imports nothing of the rest and is imported by nothing of it.
 GUESTS = {"connector": "pdkit_connector", "router": "pdkit_router"}
 # Imported by the kit as well as inside the services; nothing but the standard library is below it.
@@ -115,7 +112,7 @@ def imports(path: Path) -> tuple[str, ...]:
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(REPO if path in BENCHES else PACKAGE))
+    return str(path.relative_to(PACKAGE))
 
 
 def imported_part(name: str) -> str:
@@ -216,27 +213,6 @@ def test_processes_are_started_without_a_shell(path: Path) -> None:
             raise AssertionError(f"{name_of(path)}:{node.value.lineno} uses a shell")
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             assert (node.value.id, node.attr) not in {("os", "system"), ("os", "popen")}
-
-
-def function_sizes(path: Path) -> dict[str, int]:
-    """Return the lines of each function by its place."""
-    return {
-        f"{node.name}:{node.lineno}": (node.end_lineno or node.lineno) - node.lineno + 1
-        for node in ast.walk(tree(path))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
-
-
-@pytest.mark.parametrize("path", [*MODULES, *BENCHES], ids=name_of)
-def test_modules_and_functions_are_short(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= MAX_MODULE_LINES
-    assert not {k: n for k, n in function_sizes(path).items() if n > MAX_FUNCTION_LINES}
-
-
-def test_nine_of_ten_functions_are_short() -> None:
-    sizes = sorted(lines for path in MODULES for lines in function_sizes(path).values())
-    assert sizes[len(sizes) * 9 // 10] <= 20
 
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
