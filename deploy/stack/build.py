@@ -16,22 +16,24 @@ from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.kv_server import kv_server_service
 from deploy.stack.layout import API_KEY, ENGINE_KEY, LOOPBACK, REDIS_PASSWORD, REDIS_URL, Layout
 from deploy.stack.monitoring import GRAFANA_PASSWORD, monitoring_services
+from deploy.stack.namespace import hash_seed, kv_namespace
 from deploy.stack.router import router_argv
 from deploy.stack.service import ConfigFile, HealthCheck, Service, Stack
 
 
 def build_stack(plan: Plan, layout: Layout) -> Stack:
     """Return the stack of services that carries out the plan."""
+    seed = hash_seed(plan, layout)
     engines: list[Service] = []
     for engine in plan.engines:
         # Engines that are not told their KV space measure the GPU, and would count each other's
         # memory if they did so at the same time.
         measures = plan.shares_gpus and plan.kv_cache_bytes is None
         before = [engines[-1].name] if measures and engines else []
-        engines.append(_engine(engine, plan, layout, before))
+        engines.append(_engine(engine, plan, layout, seed, before))
     services = [
         *(_redis(shard, plan, layout) for shard in plan.redis),
-        *_kv_server(plan, layout),
+        *_kv_server(plan, layout, kv_namespace(plan.name, seed)),
         *engines,
         *((_router(plan, layout),) if plan.has_router else ()),
         *monitoring_services(plan, layout),
@@ -78,27 +80,31 @@ def _redis(shard: RedisPlan, plan: Plan, layout: Layout) -> Service:
     )
 
 
-def _kv_server(plan: Plan, layout: Layout) -> tuple[Service, ...]:
+def _kv_server(plan: Plan, layout: Layout, namespace: str) -> tuple[Service, ...]:
     if plan.kv_server is None:
         return ()
-    return (kv_server_service(plan.kv_server, plan, layout, _redis_urls(plan, layout)),)
+    urls = _redis_urls(plan, layout)
+    return (kv_server_service(plan.kv_server, plan, layout, urls, namespace),)
 
 
 def _socket(path: str) -> tuple[str, ...]:
     return (f"unixsocket {json.dumps(path)}", "unixsocketperm 600") if path else ()
 
 
-def _engine(engine: EnginePlan, plan: Plan, layout: Layout, before: list[str]) -> Service:
-    file = _lmcache_file(engine, plan, layout) if plan.uses_redis else None
+def _engine(
+    engine: EnginePlan, plan: Plan, layout: Layout, seed: str, before: list[str]
+) -> Service:
+    namespace = kv_namespace(plan.name, seed)
+    file = _lmcache_file(engine, plan, layout, namespace) if plan.uses_redis else None
     return Service(
         name=engine.name,
         role=engine.role,
-        argv=(layout.engine_program, *engine_argv(engine, plan, layout)),
+        argv=(layout.engine_program, *engine_argv(engine, plan, layout, namespace)),
         host=engine.host,
         port=engine.port,
         health=HealthCheck("http", "/health"),
         ready_s=plan.spec.timeouts.ready_s,
-        env=engine_env(engine, plan, layout, (file.target or file.path) if file else ""),
+        env=engine_env(engine, plan, layout, (file.target or file.path) if file else "", seed),
         files=(file,) if file else (),
         # Not on LMCache's server: an engine waits for it by itself, up to five minutes.
         depends_on=(*(shard.name for shard in plan.redis), *before),
@@ -114,9 +120,9 @@ def remote_engine(engine: EnginePlan) -> Service:
     )
 
 
-def _lmcache_file(engine: EnginePlan, plan: Plan, layout: Layout) -> ConfigFile:
+def _lmcache_file(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str) -> ConfigFile:
     place = layout.file(engine.name, "lmcache.yaml")
-    text = lmcache_config(engine.role, plan, layout, _redis_urls(plan, layout))
+    text = lmcache_config(engine.role, plan, layout, _redis_urls(plan, layout), namespace)
     return ConfigFile(place.path, text, place.target)
 
 

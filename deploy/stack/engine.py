@@ -15,7 +15,6 @@ from deploy.planning.engines import EnginePlan, Role
 from deploy.planning.plan import Plan
 from deploy.stack import kv_server, tracing
 from deploy.stack.layout import ENGINE_KEY, Layout
-from deploy.stack.namespace import hash_seed
 from deploy.stack.redis_path import redis_path_settings
 
 # Holds a producer's answer until its KV is in the store.
@@ -24,8 +23,16 @@ _STORE_BARRIER = "pdkit_connector.store_barrier.HoldUntilStored"
 _REQUIRE_KEY = "pdkit_connector.engine_key.RequireKey"
 
 
-def engine_argv(engine: EnginePlan, plan: Plan, layout: Layout) -> tuple[str, ...]:
-    """Return the arguments after the interpreter's name."""
+def engine_argv(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str) -> tuple[str, ...]:
+    """Return the arguments after the interpreter's name; the user's come last, so that they win."""
+    return (*planned_argv(engine, plan, layout, namespace), *plan.spec.engine.args)
+
+
+def planned_argv(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str) -> tuple[str, ...]:
+    """Return the arguments without the user's own.
+
+    Each is in the seed of the KV's keys, unless `deploy.stack.namespace` names it as an exception.
+    """
     place = layout.engine(engine)
     return (
         # vLLM's API server, when it is sure that the fixes take. Not by the `vllm` command, which
@@ -46,12 +53,11 @@ def engine_argv(engine: EnginePlan, plan: Plan, layout: Layout) -> tuple[str, ..
         "--enable-prompt-tokens-details",
         *(("--middleware", _STORE_BARRIER) if engine.role == "producer" else ()),
         "--middleware", _REQUIRE_KEY,
-        *_kv_transfer(engine.role, plan, layout),
+        *_kv_transfer(engine.role, plan, layout, namespace),
         *tracing.engine_args(plan),
         *plan.vendor.engine_args,
         *(plan.vendor.single_rank_args if plan.tp == 1 else ()),
         *(plan.vendor.pinned_args if plan.shares_kv else ()),
-        *plan.spec.engine.args,
     )  # fmt: skip
 
 
@@ -66,14 +72,14 @@ def _given(option: str, value: float | None) -> tuple[str, ...]:
     return () if value is None else (option, str(value))
 
 
-def _kv_transfer(role: Role, plan: Plan, layout: Layout) -> tuple[str, ...]:
+def _kv_transfer(role: Role, plan: Plan, layout: Layout, namespace: str) -> tuple[str, ...]:
     if not plan.shares_kv:
         return ()
-    config = kv_transfer_config(role, plan, layout)
+    config = kv_transfer_config(role, plan, layout, namespace)
     return ("--kv-transfer-config", json.dumps(config, sort_keys=True))
 
 
-def kv_transfer_config(role: Role, plan: Plan, layout: Layout) -> dict[str, Any]:
+def kv_transfer_config(role: Role, plan: Plan, layout: Layout, namespace: str) -> dict[str, Any]:
     """Return vLLM's `--kv-transfer-config`, with the patched connector as the plug-in."""
     # A kv_consumer never saves. What a consumer decodes reaches Redis only if it may do both.
     saves = role == "producer" or plan.save_decode_cache
@@ -90,18 +96,24 @@ def kv_transfer_config(role: Role, plan: Plan, layout: Layout) -> dict[str, Any]
         "kv_load_failure_policy": "recompute",
     }
     if plan.kv_server:
-        config |= kv_server.transfer_config(plan, layout)
+        config |= kv_server.transfer_config(plan, layout, namespace)
     if plan.layerwise:
         # vLLM picks CUDA graph modes by this key; LMCache itself reads its own configuration.
         config["kv_connector_extra_config"] = {"use_layerwise": True}
     return config
 
 
-def engine_env(engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str) -> dict[str, str]:
+def engine_env(
+    engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str, seed: str
+) -> dict[str, str]:
     """Return what is set on top of the environment the engine is started from.
+
+    Each variable is in the seed of the KV's keys, unless `deploy.stack.namespace` names it as an
+    exception.
 
     Args:
         lmcache_file: its LMCache configuration; "" if engines have none.
+        seed: of the KV's keys.
     """
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
     theirs = plan.spec.engine.env
@@ -123,7 +135,7 @@ def engine_env(engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str
         "PYTHONPATH": ":".join(path),
         "PDKIT_ENGINE_KEY_FILE": layout.secret(ENGINE_KEY),
         **({"LMCACHE_CONFIG_FILE": lmcache_file} if lmcache_file else {}),
-        "PYTHONHASHSEED": hash_seed(plan, layout),
+        "PYTHONHASHSEED": seed,
     }
 
 
@@ -136,7 +148,9 @@ def _socket_env(engine: EnginePlan, plan: Plan) -> dict[str, str]:
     }
 
 
-def lmcache_config(role: Role, plan: Plan, layout: Layout, urls: Sequence[str]) -> str:
+def lmcache_config(
+    role: Role, plan: Plan, layout: Layout, urls: Sequence[str], namespace: str
+) -> str:
     """Return the text of LMCache's configuration file; URLs may hold secret placeholders."""
     # An aggregated engine stores what it computes, as a producer does.
     template = _template(plan.spec.redis.client, "producer" if role == "aggregated" else role)
@@ -147,7 +161,7 @@ def lmcache_config(role: Role, plan: Plan, layout: Layout, urls: Sequence[str]) 
         "save_decode_cache": plan.save_decode_cache,
     }
     if plan.spec.redis.client == "pdkit":
-        own = redis_path_settings(plan, layout, urls, plan.limits)
+        own = redis_path_settings(plan, layout, urls, plan.limits, namespace)
         planned["extra_config"] = {**template["extra_config"], **own}
     else:
         (planned["remote_url"],) = urls

@@ -18,7 +18,6 @@ from deploy.planning.limits import TransferLimits
 from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
-from deploy.stack.namespace import kv_namespace
 from deploy.stack.redis_path import redis_path_settings
 from deploy.stack.service import ConfigFile, HealthCheck, Service
 
@@ -36,7 +35,7 @@ _SOCKET_BYTES = 107
 
 
 def kv_server_service(
-    server: KvServerPlan, plan: Plan, layout: Layout, urls: Sequence[str]
+    server: KvServerPlan, plan: Plan, layout: Layout, urls: Sequence[str], namespace: str
 ) -> Service:
     """Return the server, which listens on Unix sockets only; URLs may hold secret placeholders.
 
@@ -46,7 +45,7 @@ def kv_server_service(
     pages = layout.kv_pages
     _require_short(pages.path)
     place = layout.file(server.name, "second-tier.yaml")
-    settings = redis_path_settings(plan, layout, urls, _limits(plan))
+    settings = redis_path_settings(plan, layout, urls, _limits(plan), namespace)
     forget_s = math.ceil(plan.spec.timeouts.hung_s) + _FORGET_S
     return Service(
         name=server.name,
@@ -135,7 +134,7 @@ def _limits(plan: Plan) -> TransferLimits:
     )
 
 
-def transfer_config(plan: Plan, layout: Layout) -> dict[str, Any]:
+def transfer_config(plan: Plan, layout: Layout, namespace: str) -> dict[str, Any]:
     """Return what vLLM's `--kv-transfer-config` says of the server."""
     # Another host's engines load from Redis what this host's find in the server's memory.
     stored_in = "redis" if spans_hosts(plan.spec, plan.topology) else "memory"
@@ -147,7 +146,7 @@ def transfer_config(plan: Plan, layout: Layout) -> dict[str, Any]:
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
             "lmcache.mp.heartbeat_interval": HEARTBEAT_S,
             "lmcache.mp.save_decode_cache": plan.save_decode_cache,
-            "pdkit.namespace": kv_namespace(plan, layout),
+            "pdkit.namespace": namespace,
             "pdkit.stored_in": stored_in,
         },
     }

@@ -12,7 +12,7 @@ from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.whole_page import whole_page
 from deploy.stack.layout import ENGINE_KEY
-from deploy.stack.namespace import key_prefix
+from deploy.stack.namespace import kv_namespace
 from deploy.stack.service import Service
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import RunningStack
@@ -99,13 +99,14 @@ def _differences(
     seed = next(
         one.env["PYTHONHASHSEED"] for one in prepared.stack.services if "PYTHONHASHSEED" in one.env
     )
-    ours = key_prefix(prepared.plan.name) + seed
+    ours = kv_namespace(prepared.plan.name, seed)
     if theirs != ours:
         yield (
             f"keeps its KV under {theirs}, this host under {ours}: they would never find each "
             "other's",
             "use the same pdkit version, name, model (and its path), vendor, tp and settings of "
-            "engine and lmcache on all hosts; deploy plan on each shows them",
+            "engine and lmcache on all hosts; deploy plan on each shows them (a context that "
+            "follows from memory can differ: set engine.max_model_len)",
         )
 
 
