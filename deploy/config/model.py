@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.config.kinds import PLAIN, Kind, kind_of, strings
+from deploy.config.weight_files import WEIGHTS, weights_in
 from deploy.errors import Changes, ConfigError
 from deploy.home_folder import default_hub_cache, expanded
 
 TINY = "tiny"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _GENERATES = re.compile(r"For(CausalLM|ConditionalGeneration)$|LMHeadModel$")
 _FOLDER: Changes = {"--model": "FOLDER"}
 _WHOLE = "with a folder that holds config.json and the weights"
@@ -77,7 +77,7 @@ class Model:
         source: 'tiny' is generated before the start, 'folder' exists, 'hub' is downloaded before
             the engines start.
         shape: None for a hub model that is not in the local cache, as it is not known yet.
-        weight_bytes: size of the weight files; None if they are not here yet.
+        weight_bytes: size of the weight files that vLLM loads; None if they are not here yet.
         version: distinguishes different contents under the same name; "" if nothing does.
         kind: of its layers, as far as config.json is known.
     """
@@ -142,7 +142,7 @@ def _hub(repo_id: str, cache: Path) -> Model:
     if snapshot is None or not (snapshot / "config.json").is_file():
         return Model(repo_id, repo_id, "hub", _KNOWN.get(repo_id), _KNOWN_WEIGHT_BYTES.get(repo_id))
     config = _read_config(snapshot / "config.json")
-    shape, size = _shape(config, repo_id), _size(_weight_files(snapshot)) or None
+    shape, size = _shape(config, repo_id), _size(snapshot) or None
     return Model(repo_id, repo_id, "hub", shape, size, snapshot.name, kind_of(config))
 
 
@@ -180,23 +180,33 @@ def _folder(path: Path, value: str) -> Model:
     files = _weight_files(path)
     if not files:
         raise ConfigError(
-            f"'{value}' contains no weights ({', '.join(_WEIGHTS)})",
+            f"'{value}' contains no weights ({', '.join(WEIGHTS)})",
+            setting="model",
+            retry=(_FOLDER,),
+            note=_WHOLE,
+        )
+    loaded = weights_in(path)
+    if loaded.missing or not loaded.files:
+        gone = f"{loaded.missing[0]}, which is not there" if loaded.missing else "no file of it"
+        raise ConfigError(
+            f"the index of the weights in '{value}' names {gone}",
             setting="model",
             retry=(_FOLDER,),
             note=_WHOLE,
         )
     version = _version([file, *files])
     return Model(
-        str(resolved), resolved.name, "folder", shape, _size(files), version, kind_of(config)
+        str(resolved), resolved.name, "folder", shape, _size(path), version, kind_of(config)
     )
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    return sorted(file for pattern in WEIGHTS for file in folder.glob(pattern))
 
 
-def _size(files: list[Path]) -> int:
-    return sum(file.stat().st_size for file in files)
+def _size(folder: Path) -> int:
+    """Return the size of the weights that are loaded; the same in another format do not count."""
+    return sum((folder / name).stat().st_size for name in weights_in(folder).files)
 
 
 def _version(files: list[Path]) -> str:

@@ -6,17 +6,25 @@ the next run starts an incomplete file again.
 
 from __future__ import annotations
 
-import json
+import glob
 import os
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 
+from deploy.config.weight_files import (
+    WEIGHTS,
+    ReadIndex,
+    chosen_weights,
+    indexed_files,
+    weights_in,
+)
 from deploy.runtime.hub import HubError
 
-# What engines read where there are safetensors; the same weights in other formats are left out.
-_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot")
+# Weights in formats that no engine reads.
+_OTHER_FORMATS = ("*.h5", "*.msgpack", "*.onnx", "*.ot")
 _ORIGINALS = ("original/*", "metal/*")
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -26,11 +34,13 @@ class WantedModel:
     Attributes:
         revision: a commit, or the name of a branch.
         cache: the folder of the hub's models.
+        load_format: vLLM's option, by which engines choose among the formats of the weights.
     """
 
     model: str
     revision: str
     cache: Path
+    load_format: str = "auto"
 
     @property
     def folder(self) -> Path:
@@ -47,39 +57,60 @@ class WantedModel:
     def is_here(self) -> bool:
         """Tell whether all weights are here; a file appears in the cache when it is whole."""
         try:
-            index = json.loads((self.snapshot / _INDEX).read_text(encoding="utf-8"))
-            return all((self.snapshot / name).is_file() for name in index["weight_map"].values())
-        except FileNotFoundError:
-            found = (*self.snapshot.glob("*.safetensors"), *self.snapshot.glob("*.bin"))
-            return any(file.is_file() for file in found)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            found = weights_in(self.snapshot, self.load_format)
+        except OSError:
             return False
+        return bool(found.files) and not found.missing
 
 
 def fetch(wanted: WantedModel, address: str, token: str | None) -> None:
     """Fetch what is missing of a model; shows the client's progress bar on stderr.
 
+    Of weights in several formats, those that engines load.
+
     Raises:
         HubError: the hub does not answer, or not with all of it.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     given = token or False  # the client must not look for a token itself
     try:
         api = HfApi(endpoint=address, token=given)
         files = api.list_repo_files(wanted.model, revision=wanted.revision)
-        others = _OTHER_FORMATS if any(name.endswith(".safetensors") for name in files) else ()
+
+        def read_index(name: str) -> Collection[str]:
+            index = hf_hub_download(
+                wanted.model,
+                name,
+                revision=wanted.revision,
+                cache_dir=wanted.cache,
+                endpoint=address,
+                token=given,
+            )
+            return indexed_files(Path(index))
+
         snapshot_download(
             wanted.model,
             revision=wanted.revision,
             cache_dir=wanted.cache,
             endpoint=address,
             token=given,
-            ignore_patterns=[*_ORIGINALS, *others],
+            ignore_patterns=[*_ORIGINALS, *_OTHER_FORMATS, *_unread(files, read_index, wanted)],
         )
     except Exception as exc:  # the client's errors depend on its HTTP library, which changed twice
         said = str(exc).strip().partition("\n")[0] or type(exc).__name__
         raise HubError(f"{address}: {said}") from exc
+
+
+def _unread(files: Sequence[str], read_index: ReadIndex, wanted: WantedModel) -> Iterator[str]:
+    """Yield patterns of the weights that engines neither load nor fetch themselves."""
+    chosen = chosen_weights(files, read_index, wanted.load_format)
+    suffixes = {PurePosixPath(name).suffix for name in chosen.files}
+    for name in files if chosen.files else ():
+        below = "/" in name and not chosen.complete
+        fetched = PurePosixPath(name).suffix in suffixes if below else name in chosen.files
+        if not fetched and any(fnmatch(name, pattern) for pattern in WEIGHTS):
+            yield glob.escape(name)
 
 
 def give_to(wanted: WantedModel, uid: int, gid: int) -> None:

@@ -111,7 +111,13 @@ def _wanted(prepared: Prepared) -> WantedModel | None:
     theirs = spec.engine.env.keys() & {"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"}
     if model.source != "hub" or theirs:
         return None
-    return WantedModel(model.ref, model.version or _revision(spec.engine.args), prepared.hub_cache)
+    arguments = spec.engine.args
+    return WantedModel(
+        model.ref,
+        model.version or _revision(arguments),
+        prepared.hub_cache,
+        _named(arguments, "--load-format") or "auto",
+    )
 
 
 def may_ask(spec: StackSpec) -> bool:
@@ -139,9 +145,14 @@ def _environ(spec: StackSpec) -> dict[str, str]:
 
 def _revision(arguments: Sequence[str]) -> str:
     """Return the revision that the user's own arguments of vLLM name, else 'main'."""
-    named = "main"
+    return _named(arguments, "--revision") or "main"
+
+
+def _named(arguments: Sequence[str], wanted: str) -> str:
+    """Return the value of an option in the user's own arguments of vLLM; "" if it has none."""
+    named = ""
     for at, argument in enumerate(arguments):
         option, _, value = argument.partition("=")
-        if option == "--revision":
+        if option.replace("_", "-") == wanted:
             named = value or "".join(arguments[at + 1 : at + 2]) or named
     return named

@@ -29,7 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "benchmark": {"metrics", "verify", "planning", "config", "errors"},
     "runtime": {
-        "__init__", "doctor", "stack", "planning", "metrics", "verify", "home_folder", "errors",
+        "__init__", "doctor", "stack", "planning", "metrics", "verify", "config", "home_folder",
+        "errors",
     },
     "doctor": {"stack", "planning", "config"},
     "stack": {"__init__", "planning", "config", "assets", "errors"},

@@ -50,6 +50,53 @@ def test_files_that_engines_read_are_fetched_once(
     assert (hub.asked, len(said)) == ([], 1)
 
 
+CONSOLIDATED = {"consolidated.safetensors": b"Mistral's own format"}
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "weights"),
+    [
+        (CONSOLIDATED, {}, CONSOLIDATED),
+        (CONSOLIDATED, {"engine": {"args": ["--load-format", "hf"]}}, SHARDS),
+        (CONSOLIDATED, {"engine": {"args": ["--load_format=mistral"]}}, CONSOLIDATED),
+        ({"stray.safetensors": b"in no index", "below/a.safetensors": b"neither"}, {}, SHARDS),
+        ({"original/consolidated.00.pth": b"Meta's own format"}, {}, SHARDS),
+        ({"model.onnx": b"x", "tf_model.h5": b"x", "model.gguf": b"x"}, {}, SHARDS),
+    ],
+    ids=["Mistral", "asked for shards", "asked for Mistral's", "stray", "Llama", "unread"],
+)
+def test_weights_in_several_formats_are_fetched_in_the_one_that_engines_load(
+    hub: Hub,
+    planned: Callable[..., Prepared],
+    tmp_path: Path,
+    files: dict[str, bytes],
+    fields: dict[str, object],
+    weights: dict[str, bytes],
+) -> None:
+    hub.files = {**hub.files, **files}
+    made = planned(**fields)
+    fetch_weights(made, lambda _: None)
+    found = {
+        str(file.relative_to(snapshot(tmp_path))): file.read_bytes()
+        for file in snapshot(tmp_path).rglob("*")
+        if file.is_file()
+    }
+    others = {name: content for name, content in MODEL.items() if name not in SHARDS}
+    assert found == {**others, **weights}
+    hub.asked.clear()
+    fetch_weights(made, lambda _: None)
+    assert hub.asked == [], "nothing is missing for these engines"
+
+
+def test_pickles_are_fetched_where_there_is_nothing_else(
+    hub: Hub, planned: Callable[..., Prepared], tmp_path: Path
+) -> None:
+    pickles = {"pytorch_model.bin": b"pickled", "config.json": MODEL["config.json"]}
+    hub.files = {**pickles, "tf_model.h5": b"the same", "optimizer.pt": b"of a training"}
+    fetch_weights(planned(), lambda _: None)
+    assert {file.name for file in snapshot(tmp_path).iterdir()} == pickles.keys()
+
+
 def test_a_download_that_was_cut_off_goes_on(
     hub: Hub, planned: Callable[..., Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
