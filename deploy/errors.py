@@ -8,6 +8,7 @@ stable code for scripts, and an exit code. Only the CLI boundary turns them into
     ├── UsageError              2  a flag, an environment variable, deploy.yaml, or stored state
     │   ├── ConfigError            an invalid value, or one that contradicts another
     │   └── StateError             a state file that is broken or contradicts the request
+    │       └── ModelChanged       the model's files are not those that the stack serves
     ├── MachineError            3  something this machine lacks
     │   ├── MissingTool            no redis-server, engine Python or package
     │   ├── PortTaken              a port of the stack is in use by something else
@@ -181,6 +182,12 @@ class StateError(UsageError):
     """There is no such stack, or it is not in a state in which the command makes sense."""
 
     code = "state"
+
+
+class ModelChanged(StateError):
+    """The model's folder has other files than those that the stack was started with."""
+
+    code = "model_changed"
 
 
 class MachineError(PdkitError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -11,7 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.config.kinds import PLAIN, Kind, kind_of, strings
-from deploy.config.weight_files import WEIGHTS, weights_in
+from deploy.config.weight_files import weights_in
+from deploy.connector.pdkit_connector.model_files import (
+    WEIGHTS,
+    ModelFile,
+    files_digest,
+    model_files,
+)
 from deploy.errors import Changes, ConfigError
 from deploy.home_folder import default_hub_cache, expanded
 
@@ -80,6 +85,7 @@ class Model:
         weight_bytes: size of the weight files that vLLM loads; None if they are not here yet.
         version: distinguishes different contents under the same name; "" if nothing does.
         kind: of its layers, as far as config.json is known.
+        files: of a folder, those that `version` is made from.
     """
 
     ref: str
@@ -89,6 +95,7 @@ class Model:
     weight_bytes: int | None = None
     version: str = ""
     kind: Kind = PLAIN
+    files: tuple[ModelFile, ...] = ()
 
 
 # From the default model's config.json, so that it can be planned before it is downloaded.
@@ -177,8 +184,7 @@ def _folder(path: Path, value: str) -> Model:
     resolved = path.resolve()
     config = _read_config(file)
     shape = _shape(config, value)
-    files = _weight_files(path)
-    if not files:
+    if not any(any(path.glob(pattern)) for pattern in WEIGHTS):
         raise ConfigError(
             f"'{value}' contains no weights ({', '.join(WEIGHTS)})",
             setting="model",
@@ -194,25 +200,22 @@ def _folder(path: Path, value: str) -> Model:
             retry=(_FOLDER,),
             note=_WHOLE,
         )
-    version = _version([file, *files])
+    files = model_files(path)
     return Model(
-        str(resolved), resolved.name, "folder", shape, _size(path), version, kind_of(config)
+        str(resolved),
+        resolved.name,
+        "folder",
+        shape,
+        _size(path),
+        files_digest(files),
+        kind_of(config),
+        files,
     )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(file for pattern in WEIGHTS for file in folder.glob(pattern))
 
 
 def _size(folder: Path) -> int:
     """Return the size of the weights that are loaded; the same in another format do not count."""
     return sum((folder / name).stat().st_size for name in weights_in(folder).files)
-
-
-def _version(files: list[Path]) -> str:
-    """Return a digest of names, sizes and modification times; reading contents takes minutes."""
-    stats = [(file.name, stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
-    return hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
 
 
 def _read_config(file: Path) -> Mapping[str, Any]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-# Also what vLLM does not load by itself: a model of one of these formats is one, after all.
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _TRAINER_STATE = (
     "training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt",
 )  # fmt: skip

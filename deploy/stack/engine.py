@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from deploy.assets import yaml_asset
+from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE
 from deploy.planning.engines import EnginePlan, Role
 from deploy.planning.plan import Plan
 from deploy.stack import kv_server, tracing
@@ -116,6 +117,8 @@ def engine_env(
         seed: of the KV's keys.
     """
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
+    # Whoever starts the engine, such as Docker, it refuses other weights than the planned ones.
+    held = {DIGEST_VARIABLE: plan.model.version} if plan.model.files else {}
     theirs = plan.spec.engine.env
     path = [layout.connector_dir, *filter(None, [theirs.get("PYTHONPATH")])]
     return {
@@ -128,6 +131,7 @@ def engine_env(
         **(kv_server.transfer_env(engine, layout) if plan.kv_server else {}),
         **tracing.engine_env(engine, plan, layout),
         **offline,
+        **held,
         **plan.vendor.engine_env,
         # Without a connector vLLM runs as it would without the kit.
         **(plan.vendor.pinned_env if plan.shares_kv else {}),

@@ -6,7 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from deploy.errors import CheckFailed, Interrupted, PdkitError, StackUnhealthy, SwapFailed
+from deploy.errors import (
+    CheckFailed,
+    Interrupted,
+    ModelChanged,
+    PdkitError,
+    StackUnhealthy,
+    SwapFailed,
+)
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.drains import drained_by_command
 from deploy.runtime.home import Home
@@ -130,7 +137,9 @@ class PlanExchange:
             return SwapFailed(
                 f"{_label(self._start.prepared)} failed ({reason}), and the previous stack could "
                 f"not be restored either: {_said(exc)}",
-                hint=f"deploy up --resume --name {old.stack.name}",
+                hint=exc.hint
+                if isinstance(exc, ModelChanged)
+                else f"deploy up --resume --name {old.stack.name}",
                 details=exc.details if isinstance(exc, PdkitError) else (),
             )
         if interrupted:

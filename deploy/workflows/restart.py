@@ -14,6 +14,7 @@ from deploy.runtime.home import Home
 from deploy.stack.service import STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
 from deploy.workflows.drain import DrainOptions, await_view, drained_for_now, require_others
+from deploy.workflows.model_files import require_same_model
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.start import StackStart
@@ -43,6 +44,7 @@ def restart_services(
 
     Raises:
         StateError: no such service here, or no other engine serves what one of them serves.
+        ModelChanged: an engine would get other weights than those that the stack serves.
         StackUnhealthy: an engine's requests did not end, or a service did not come back.
     """
     running = require_stack(home, name)
@@ -51,6 +53,8 @@ def restart_services(
     result = RestartResult(name)
     for one in chosen:
         running = require_stack(home, name)
+        if one.role in ENGINE_ROLES:
+            require_same_model(running.prepared)  # while it still serves
         drains = one.role in ENGINE_ROLES and running.service_state(one) == "running"
         with (
             drained_for_now(home, running, one.name, report, options)

@@ -10,6 +10,7 @@ from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.errors import StateError
 from deploy.runtime.home import Home
+from deploy.workflows.model_files import model_changed, serving_new
 from deploy.workflows.prepare import Facts, Prepared, find_model, prepare
 from deploy.workflows.running import RunningStack
 from deploy.workflows.software import Containers
@@ -24,6 +25,7 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
 
     Raises:
         StateError: services of another plan are running under this name.
+        ModelChanged: it is the requested one, and its model's folder has other files by now.
     """
     was = existing.prepared
     if _same_software(spec, was.facts):
@@ -37,8 +39,11 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
             return was
     name = existing.stack.name
     changed = list(_changed(was.spec.model_dump(), spec.model_dump()))
+    if not changed and (error := model_changed(was)):
+        raise error
+    way_on = _way_on(spec, was.spec, name)
     if not changed and _other_files(find_model(spec, home, was.facts.vendor), was.model):
-        changed = ["the model's files"]
+        changed, way_on = ["the model's files"], serving_new(was)
     raise StateError(
         f"the stack '{name}' is up with another plan; "
         + (
@@ -46,7 +51,7 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
             if changed
             else "it was started by another version of pdkit"
         ),
-        hint=_way_on(spec, was.spec, name),
+        hint=way_on,
     )
 
 

@@ -172,4 +172,6 @@ def restored_facts(stored: Mapping[str, Any]) -> Facts:
 def restored_model(stored: Mapping[str, Any]) -> Model:
     """Return the model that `asdict` wrote into a state file."""
     shape, kind = stored["shape"], Kind(**stored["kind"])
-    return Model(**{**stored, "shape": ModelShape(**shape) if shape else None, "kind": kind})
+    files = tuple((str(name), int(size), int(at)) for name, size, at in stored.get("files", ()))
+    given = {"shape": ModelShape(**shape) if shape else None, "kind": kind, "files": files}
+    return Model(**{**stored, **given})

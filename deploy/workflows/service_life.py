@@ -116,6 +116,7 @@ class Life:
         due: when it will be restarted; None once it was.
         started: the process, if this supervisor started it and so knows its exit code.
         given_up: it died too often.
+        waits_for: why it is not started yet, as it was noted; "" if nothing is in the way.
         liveness: tells whether the process `pid` hangs.
         work: tells whether its core does.
     """
@@ -130,3 +131,4 @@ class Life:
     due: float | None = None
     started: Started | None = None
     given_up: bool = False
+    waits_for: str = ""

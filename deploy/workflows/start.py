@@ -20,6 +20,7 @@ from deploy.runtime.supervisor import end_supervisor, start_supervisor
 from deploy.stack.layout import REDIS_PASSWORD
 from deploy.stack.service import MONITORING_ROLES, HealthCheck, Service
 from deploy.tiny_model import ensure_tiny_model
+from deploy.workflows.model_files import require_same_model
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import (
     RunningStack,
@@ -104,10 +105,12 @@ class StackStart:
         serves without it.
 
         Raises:
+            ModelChanged: an engine would get other weights than those that the stack serves.
             PdkitError: one cannot be started, died or was too slow. What was started still runs:
                 the caller ends it.
         """
         prepared = self.prepared
+        self._require_same_model(missing)
         if prepared.model.source == "tiny":
             self._report(f"tiny model: {ensure_tiny_model(self._home.models)}")
         self._report(f"data type: {prepared.plan.dtype}")
@@ -155,8 +158,10 @@ class StackStart:
         """Start one service that died, and do not wait for it.
 
         Raises:
+            ModelChanged: an engine would get other weights than those that the stack serves.
             PdkitError: it cannot be started.
         """
+        self._require_same_model([service])
         self._stop_leftovers(service)  # its helpers may still hold GPU memory
         self.require_room([service])
         self._start_one(service, stack_secrets(self.prepared, self._files.secrets_dir))
@@ -196,6 +201,10 @@ class StackStart:
         """Replace the state, and write it."""
         self.state = state
         write_state(self._files.state_file, state)
+
+    def _require_same_model(self, services: Sequence[Service]) -> None:
+        if any(service.role in ENGINE_ROLES for service in services):
+            require_same_model(self.prepared)
 
     def _stop_leftovers(self, service: Service) -> None:
         """Stop what is left of a service's last process."""

@@ -22,6 +22,7 @@ from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
 from deploy.workflows.history import stack_history
+from deploy.workflows.model_files import model_changed
 from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import (
     RunningStack,
@@ -158,6 +159,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
         events=read_events(home.stack(name).events_file),
         warnings=[
             *_older(running),
+            *_model_changed(running),
             *_of_engines(running, pages),
             *_uncounted(running, pages),
             *_unwatched(running, home),
@@ -185,6 +187,12 @@ def _older(running: RunningStack) -> list[str]:
         f"pdkit {', '.join(versions)} started {', '.join(one.name for one in older)}; this is "
         f"{__version__}, restart them: {', then '.join(commands)}"
     ]
+
+
+def _model_changed(running: RunningStack) -> list[str]:
+    """Return a warning about a model's files that no engine is started with."""
+    error = model_changed(running.prepared)
+    return [f"{error.message}, so none is started: {error.hint}"] if error else []
 
 
 def _of_engines(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:

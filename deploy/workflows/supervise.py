@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.errors import PdkitError, StackLocked
+from deploy.errors import ModelChanged, PdkitError, StackLocked
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home, StackHome
@@ -191,6 +191,12 @@ class Supervisor:
                 self._start_now(service, life)
         except StackLocked:
             life.due = time.monotonic() + _LOCKED_S
+        except ModelChanged as exc:  # the old files may be put back; dying more often helps nobody
+            life.due = time.monotonic() + LONGEST_PAUSE_S
+            text = f"cannot be started: {exc.message}: {exc.hint}"
+            if text != life.waits_for:
+                life.waits_for = text
+                self._note(service, "failed", text)
         except PdkitError as exc:
             life.due = None  # counts as another death
             self._note(service, "failed", f"cannot be started: {exc.message}")
@@ -209,7 +215,7 @@ class Supervisor:
             return
         start = StackStart(running.prepared, running.state, self._home, _say)
         life.started = start.start_again(service)
-        life.record, life.due = life.started.record, None
+        life.record, life.due, life.waits_for = life.started.record, None, ""
         start.launcher.keep_up({service.name: life.record})
         self._holder.front = start.launcher.take_front() or self._holder.front
 

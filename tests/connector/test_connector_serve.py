@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import runpy
+import shutil
 import sys
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import pytest
 from own_process import last_line, run_python
 from pdkit_connector import serve
 from pdkit_connector.errors import ConnectorError, FixFailed
+from pdkit_connector.model_files import DIGEST_VARIABLE, files_digest, model_files
 from pdkit_connector.worker_socket import NAME_ENV, engine_name
 
 
@@ -47,6 +49,43 @@ def test_extra_configuration_is_read_from_the_arguments(argv, found):
 )
 def test_every_way_to_name_a_connector_is_seen(argv, may):
     assert serve.may_load_connector(argv) is may
+
+
+class TestTheModelsFiles:
+    """Docker starts an engine again without the kit: the engine itself compares."""
+
+    @pytest.fixture
+    def argv(self, tmp_path, monkeypatch):
+        for name in ("config.json", "model.safetensors"):
+            (tmp_path / name).write_text(name)
+        monkeypatch.setenv(DIGEST_VARIABLE, files_digest(model_files(tmp_path)))
+        return ("--model", str(tmp_path), "--port", "8000")
+
+    def test_the_planned_files_are_served(self, argv, tmp_path):
+        (tmp_path / "README.md").write_text("new")
+        serve.require_planned_model(argv)
+
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+    def test_others_are_refused(self, argv, tmp_path, name):
+        (tmp_path / name).write_text("another")
+        with pytest.raises(ConnectorError, match="not those that this stack serves") as caught:
+            serve.require_planned_model(argv)
+        assert str(tmp_path) in str(caught.value)
+        assert "deploy restart" in str(caught.value)
+
+    def test_a_folder_that_is_gone_is_refused(self, argv, tmp_path):
+        shutil.rmtree(tmp_path)
+        with pytest.raises(ConnectorError):
+            serve.require_planned_model(argv)
+
+    def test_a_model_of_which_the_plan_names_no_files_is_served(self, monkeypatch):
+        monkeypatch.delenv(DIGEST_VARIABLE, raising=False)
+        serve.require_planned_model(("--model", "owner/name"))
+
+    def test_the_engine_ends_before_it_loads_anything(self, argv, tmp_path):
+        (tmp_path / "model.safetensors").write_text("another")
+        done = run_python("-m", "pdkit_connector.serve", *argv, code=3)
+        assert "not those that this stack serves" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("argv", "fixes"), [((), 0), (("--kv-transfer-config", "{}"), 1)])

@@ -89,7 +89,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # What enters the services, and so imports nothing of the rest and is imported by nothing of it.
 GUESTS = {"connector": "pdkit_connector", "router": "pdkit_router"}
 # Imported by the kit as well as inside the services; nothing but the standard library is below it.
-SHARED = "deploy.connector.pdkit_connector.redis_url"
+SHARED = (
+    "deploy.connector.pdkit_connector.model_files",
+    "deploy.connector.pdkit_connector.redis_url",
+)
 OURS = [path for path in MODULES if part_of(path) not in GUESTS]
 THEIRS = [path for path in MODULES if part_of(path) in GUESTS]
 
@@ -150,8 +153,11 @@ def test_nothing_imports_what_enters_services(path: Path) -> None:
 
 
 def test_what_is_shared_with_services_imports_only_the_standard_library() -> None:
-    (path,) = [one for one in THEIRS if str(one).endswith(f"{SHARED.replace('.', '/')}.py")]
-    assert {name.split(".")[0] for name in imports(path)} <= sys.stdlib_module_names
+    files = tuple(f"{name.replace('.', '/')}.py" for name in SHARED)
+    paths = [one for one in THEIRS if str(one).endswith(files)]
+    assert len(paths) == len(SHARED)
+    for path in paths:
+        assert {name.split(".")[0] for name in imports(path)} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("path", THEIRS, ids=name_of)

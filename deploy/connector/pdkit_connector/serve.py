@@ -24,6 +24,7 @@ from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
 from pdkit_connector.log_files import bound_logs
 from pdkit_connector.metrics import EngineCollector
+from pdkit_connector.model_files import is_as_planned, named_model
 from pdkit_connector.process_numbers import take_numbers
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
@@ -38,10 +39,11 @@ MP_MODULE = "pdkit_connector.mp_connector"
 
 
 def main() -> None:
-    """Check, then become the server; exit with 3 if a needed fix cannot be applied."""
+    """Check, then become the server; exit with 3 if the model is another one, or a fix fails."""
     make_unguessable()
     try:
         take_numbers()
+        require_planned_model(sys.argv[1:])
         with without_garbage_collection():
             fork_cores_on_cpus()
             check(sys.argv[1:])
@@ -53,6 +55,22 @@ def main() -> None:
     # This module stays the process's main one, which each process that vLLM spawns imports again:
     # that of the server would cost each of them seconds.
     runpy.run_module(_SERVER, run_name="__main__")
+
+
+def require_planned_model(argv: Sequence[str]) -> None:
+    """Refuse a model folder with other files than those that the stack was started with.
+
+    Here and not only in the kit's commands: Docker starts engines again by itself.
+
+    Raises:
+        ConnectorError: naming the folder.
+    """
+    if not is_as_planned(argv):
+        raise ConnectorError(
+            f"the files in {named_model(argv)} are not those that this stack serves, and an engine "
+            "with these would load KV of the old ones; deploy restart names the file, and the "
+            "command that serves the new ones"
+        )
 
 
 def fork_cores_on_cpus() -> None:

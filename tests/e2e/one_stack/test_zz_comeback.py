@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 
 import httpx
@@ -14,8 +15,10 @@ import psutil
 
 from deploy.runtime.home import Home
 from deploy.runtime.process.front import ask
+from deploy.tiny_model.recipe import tensors
+from deploy.tiny_model.weights import safetensors_bytes
 from tests.e2e.conftest import Deploy, eventually
-from tests.e2e.one_stack.conftest import NAME, PORT
+from tests.e2e.one_stack.conftest import NAME, PORT, model_folder
 
 URL = f"http://127.0.0.1:{PORT}/v1/completions"
 BODY = {"model": "pdkit-tiny", "prompt": "x" * 700, "max_tokens": 4, "temperature": 0}
@@ -91,6 +94,69 @@ def test_no_request_fails_if_the_router_is_restarted(kit: Deploy) -> None:
         one.join(120)
     assert ran.code == 0, ran
     assert lost == []
+
+
+def asked() -> str:
+    """Return an answer of several tokens."""
+    answer = httpx.post(URL, json={**BODY, "max_tokens": 16}, timeout=120, trust_env=False)
+    return str(answer.raise_for_status().json()["choices"][0]["text"])
+
+
+def stored(kit: Deploy) -> set[bytes]:
+    """Return the keys of KV that the producer which runs now could load."""
+    seed = psutil.Process(kit.pid(NAME, "producer-0")).environ()["PYTHONHASHSEED"]
+    return set(kit.redis(NAME).scan_iter(f"pdkit:{NAME}:{seed}:*"))
+
+
+def test_replaced_weights_never_answer_with_the_old_kv(kit: Deploy) -> None:
+    """Refused by commands and by the supervisor, until the hinted command serves the new ones."""
+    old_text, old_keys = asked(), stored(kit)
+    assert old_keys
+    weights = model_folder(kit) / "model.safetensors"
+    download = weights.with_name("download")
+    download.write_bytes(safetensors_bytes(tensors(), seed="another"))
+    download.replace(weights)
+    before = kit.state(NAME)["services"]
+    refused = kit.run("restart", "--force", "--name", NAME)
+    assert refused.code == 2, refused
+    assert f"{weights.parent} has now: model.safetensors was replaced" in refused.stderr
+    assert kit.state(NAME)["services"] == before and answered()
+
+    died = len(events(kit, "consumer-0"))
+    os.kill(kit.pid(NAME, "consumer-0"), signal.SIGKILL)
+    assert eventually(lambda: events(kit, "consumer-0")[died:] == ["died", "failed"])
+    assert kit.state(NAME)["services"] == before
+    hint = next(line for line in refused.stderr.splitlines() if line.startswith("try: "))
+    command = hint.removeprefix("try: deploy ").partition(",")[0]
+    status = kit.run("status", "--name", NAME, "--json")
+    assert any(command in warning for warning in status.data["warnings"])
+
+    served = kit.run(*command.split())
+    assert served.code == 0, served
+    assert set(kit.redis(NAME).scan_iter("*")) >= old_keys, "the old KV is still there"
+    before_asking = stored(kit)
+    assert not before_asking & old_keys, "and has other keys"
+    assert asked() != old_text
+    assert stored(kit) > before_asking, "the same prompt was computed and stored again"
+    assert kit.run("check", "--quick", "--name", NAME).code == 0
+
+
+def test_an_engine_itself_refuses_weights_that_were_replaced(kit: Deploy) -> None:
+    """Docker starts engines again without the kit."""
+    record = kit.state(NAME)["services"]["consumer-0"]
+    process = psutil.Process(record["pid"])
+    argv, env = process.cmdline(), process.environ()
+    weights = model_folder(kit) / "model.safetensors"
+    at = weights.stat().st_mtime_ns
+    os.utime(weights, ns=(at, at + 1))
+    try:
+        done = subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=120, check=False
+        )
+    finally:
+        os.utime(weights, ns=(at, at))
+    assert done.returncode == 3, done.stderr
+    assert f"the files in {weights.parent} are not those" in done.stdout + done.stderr
 
 
 def test_down_ends_the_supervisor_too(kit: Deploy) -> None:

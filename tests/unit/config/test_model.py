@@ -62,7 +62,10 @@ class TestFolder:
     def test_a_model_folder_is_read(self, tmp_path: Path) -> None:
         value = folder_with(tmp_path / "Llama-1B", LLAMA)
         found = resolve(value)
-        assert found == Model(value, "Llama-1B", "folder", LLAMA_SHAPE, 0, found.version)
+        assert found == Model(
+            value, "Llama-1B", "folder", LLAMA_SHAPE, 0, found.version, files=found.files
+        )
+        assert [name for name, *_ in found.files] == ["config.json", "model.safetensors"]
 
     def test_a_relative_path_becomes_absolute(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,6 +130,15 @@ class TestWeightsAndVersion:
         first = resolve(str(folder)).version
         (folder / "tokenizer.json").write_text("{}")
         assert resolve(str(folder)).version == first != ""
+
+    @pytest.mark.parametrize("name", ["model.safetensors.index.json", "params.json", "new.bin"])
+    def test_a_new_file_that_engines_may_read_is_another_version(
+        self, folder: Path, name: str
+    ) -> None:
+        first = resolve(str(folder)).version
+        index = {"weight_map": {"layer": "model.safetensors"}}
+        (folder / name).write_text(json.dumps(index))
+        assert resolve(str(folder)).version != first
 
     @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
     def test_other_contents_are_another_version(self, folder: Path, name: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from deploy.config.vendors import VENDORS
+from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE, files_digest
 from deploy.errors import ConfigError
 from deploy.workflows.prepare import Prepared
+from tests.unit.stack.cases import FOLDER_MODEL
 from tests.unit.stack.conftest import Case
 
 Make = Callable[..., Prepared]
@@ -60,6 +63,17 @@ def test_the_context_is_said_only_where_it_is_known(prepared: Make) -> None:
     unknown = prepared(model="owner/name").stack.service("producer-0").argv
     assert "--max-model-len" in known
     assert "--max-model-len" not in unknown
+
+
+@pytest.mark.parametrize("runtime", ["process", "compose"])
+def test_engines_are_held_to_the_files_of_a_model_folder(prepared: Make, runtime: str) -> None:
+    files = (("config.json", 600, 1), ("model.safetensors", 6000, 2))
+    model = replace(FOLDER_MODEL, files=files, version=files_digest(files))
+    held = prepared(given=model, runtime=runtime).stack
+    for name in ("producer-0", "consumer-0"):
+        assert held.service(name).env[DIGEST_VARIABLE] == model.version
+        assert DIGEST_VARIABLE not in prepared().stack.service(name).env
+    assert DIGEST_VARIABLE not in held.service("router").env
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -32,8 +33,10 @@ from deploy.runtime.process.front import Holder, ask, open_door
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.process.sessions import has_ended
 from deploy.stack.service import Service
+from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows import drain, service_life, start, supervise
 from deploy.workflows.down import stop_stack
+from deploy.workflows.prepare import Prepared
 from deploy.workflows.running import RunningStack, require_stack
 from deploy.workflows.service_life import CoreProgress, Liveness, RestartPolicy, waited_for
 from deploy.workflows.status import stack_status
@@ -288,6 +291,40 @@ def test_a_full_disk_ends_nothing(
     assert watched.pid("router") == old
     full.clear()
     eventually(lambda: watched.is_back("router", old))
+
+
+def test_no_engine_is_started_with_weights_that_were_replaced(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """Nobody is there who could answer: it says how to go on, and tries again."""
+    folder = tmp_path / "model"
+    shutil.copytree(ensure_tiny_model(watched.lab.home.models), folder)
+    watched.spec = watched.lab.spec(supervise=True, model=str(folder))
+    watched.policy = RestartPolicy(deaths=2, pause_s=0.05)
+    watched.up()
+    refused: list[str] = []
+    real = start.require_same_model
+
+    def require_same_model(prepared: Prepared) -> None:
+        refused.append("")
+        real(prepared)
+        refused.clear()
+
+    monkeypatch.setattr(start, "require_same_model", require_same_model)
+    monkeypatch.setattr(supervise, "LONGEST_PAUSE_S", 0.05)
+    weights = folder / "model.safetensors"
+    at = weights.stat().st_mtime_ns
+    os.utime(weights, ns=(at, at + 1))
+    old = watched.kill("consumer-0")
+    eventually(lambda: len(refused) > 5)
+    assert watched.pid("consumer-0") == old
+    assert watched.events("consumer-0") == ["died", "failed"], "said once, and not given up"
+    text = read_events(watched.lab.home.stack("pdkit").events_file)[-1].text
+    assert "model.safetensors was replaced" in text and "deploy swap cpu --name pdkit" in text
+    (warning,) = stack_status(watched.lab.home, "pdkit").warnings
+    assert str(folder) in warning and "deploy swap cpu --name pdkit" in warning
+    os.utime(weights, ns=(at, at))
+    eventually(lambda: watched.is_back("consumer-0", old))
 
 
 def test_status_shows_events_and_that_nobody_watches(
