@@ -301,3 +301,53 @@ def test_bash_blocks_are_valid(page: Path) -> None:
     assert scripts
     for script in scripts:
         subprocess.run(("bash", "-n"), input=script, text=True, check=True)
+
+
+# Installing the kit.
+
+# The name of the kit is a stranger's package on PyPI, and nobody has registered the distribution's.
+_INSTALL = re.compile(r"\b(?:pip3?|pipx|uv|uvx) [^\n;&|`]*")
+_KIT_BY_NAME = re.compile(
+    r"(?<![\w./@-])(?:pdkit|prefill-decode-kit)(?:\[[\w,-]*\])?(?![\w./-])", re.I
+)
+
+
+def installs_by_name(text: str) -> list[str]:
+    """Return the commands that fetch the kit by a name, from wherever the index has it."""
+    commands = _INSTALL.findall(text.replace("\\\n", " "))
+    return [
+        command
+        for command in (one.partition(" #")[0].strip() for one in commands)
+        if _KIT_BY_NAME.search(command) and "--no-index" not in command
+    ]
+
+
+def test_nothing_installs_a_package_of_strangers() -> None:
+    folders = ("deploy", "docs", "scripts", "images", "bench", "compose", ".github", ".ci")
+    files = [file for at in folders for file in (REPO / at).rglob("*") if file.is_file()]
+    texts = {
+        name_of(file): file.read_text("utf-8")
+        for file in [*files, *REPO.glob("*.md"), *REPO.glob("*.yaml"), REPO / "justfile"]
+        if file.suffix in {"", ".md", ".py", ".sh", ".yaml", ".yml", ".txt", ".lock", ".json"}
+        and file.name != "CHANGELOG.md"
+    }
+    assert len(texts) > 500
+    assert {name: found for name, text in texts.items() if (found := installs_by_name(text))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("pip install 'pdkit[report]'      # 34 MB", ["pip install 'pdkit[report]'"]),
+        ("With `pip install pdkit` it", ["pip install pdkit"]),
+        ("python3 -m pip install -q \\\n  PDKIT==0.1", ["pip install -q    PDKIT==0.1"]),
+        ("uv tool install prefill-decode-kit", ["uv tool install prefill-decode-kit"]),
+        ("uvx --from pdkit deploy up", ["uvx --from pdkit deploy up"]),
+        ("pip install '.[report]'; deploy up --name pdkit", []),
+        ("pip install --no-index --find-links kit-wheels prefill-decode-kit", []),
+        ("pip install ./pdkit  # pdkit", []),
+        ("pip install huggingface_hub && docker run pdkit/router:1", []),
+    ],
+)
+def test_an_install_of_a_strangers_package_is_found(text: str, found: list[str]) -> None:
+    assert installs_by_name(text) == found

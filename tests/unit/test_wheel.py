@@ -60,7 +60,7 @@ def run(python_path: Path, cwd: Path, *argv: str) -> Ended:
 
 
 def test_the_wheel_is_named_after_the_version(wheel: Path) -> None:
-    assert wheel.name == f"pdkit-{__version__}-py3-none-any.whl"
+    assert wheel.name == f"prefill_decode_kit-{__version__}-py3-none-any.whl"
 
 
 @pytest.mark.parametrize("folder", ["compose", "images", "lmcache_configs", "scripts"])
@@ -81,14 +81,17 @@ def test_the_wheel_has_every_module(names: set[str], repo: Path) -> None:
 
 
 def test_nothing_else_is_in_it(names: set[str]) -> None:
-    assert {name.split("/")[0] for name in names} == {"deploy", f"pdkit-{__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "deploy",
+        f"prefill_decode_kit-{__version__}.dist-info",
+    }
     assert not [
         name for name in names if "cache__" in name or "/." in name or name.endswith(".pyc")
     ]
 
 
 def test_licence_and_command_are_in_it(site: Path) -> None:
-    info = site / f"pdkit-{__version__}.dist-info"
+    info = site / f"prefill_decode_kit-{__version__}.dist-info"
     assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
     points = ConfigParser()
     points.read(info / "entry_points.txt")
