@@ -351,3 +351,10 @@ def test_nothing_installs_a_package_of_strangers() -> None:
 )
 def test_an_install_of_a_strangers_package_is_found(text: str, found: list[str]) -> None:
     assert installs_by_name(text) == found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_makes_the_environment_of_scripts_install(page: Path) -> None:
+    """`pip install .` would put a copy of the kit where `scripts/install` has the checkout."""
+    made = [words for words in commands_in(page.read_text("utf-8")) if "venv" in words]
+    assert [words for words in made if words[-1] == ".venv"] == []

@@ -17,7 +17,19 @@ ROOT = Path(__file__).resolve().parents[3]
 
 _TOOLS = (
     *("bash", "basename", "cat", "chmod", "cp", "cut", "dirname", "env", "flock", "grep", "head"),
-    *("ln", "mkdir", "mktemp", "realpath", "rm", "sed", "setsid", "sha256sum", "sleep", "sort"),
+    *(
+        "ln",
+        "mkdir",
+        "mktemp",
+        "mv",
+        "realpath",
+        "rm",
+        "sed",
+        "setsid",
+        "sha256sum",
+        "sleep",
+        "sort",
+    ),
     *("tail", "touch", "uname"),
 )
 _STUBS = {

@@ -19,6 +19,7 @@ case $* in
     echo "pip $*" >>"$STUB_STATE/asked"
     cp "$STUB_STATE/uv" .uv/bin/uv
     ;;
+-I*) exit "$(cat "$STUB_STATE/kit" 2>/dev/null || echo 0)" ;;
 scripts/bytecode.py)
     echo bytecode >>"$STUB_STATE/asked"
     [ ! -e "$STUB_STATE/bytecode-fails" ]
@@ -35,7 +36,9 @@ venv*)
     mkdir -p .venv/bin
     cp "$STUB_STATE/python" .venv/bin/python
     ;;
+*--editable*) cp "$STUB_STATE/kit-after" "$STUB_STATE/kit" 2>/dev/null || rm -f "$STUB_STATE/kit" ;;
 *requirements.lock*)
+    rm -f "$STUB_STATE/kit-after"
     case $* in *download.pytorch.org*) exit 0 ;; esac
     if [ -e "$STUB_STATE/no-torch" ]; then echo "no torch" >&2; exit 1; fi
     ;;
@@ -46,7 +49,7 @@ case $* in *-venv*) cp "$STUB_STATE/python" "$STUB_BIN/python3"; touch "$STUB_ST
 case $* in *libnuma1*) touch "$STUB_STATE/numa" ;; esac
 """
 
-PYTHON_311 = "uv venv --quiet --python 3.11 .venv"
+PYTHON_311 = "uv venv --quiet --allow-existing --python 3.11 .venv"
 LOCK = (
     "uv pip install --quiet --python .venv/bin/python --no-deps --require-hashes"
     " -r images/cpu/requirements.lock"
@@ -139,6 +142,64 @@ class TestSteps:
         ]
         ready.run(script, "--test")
         assert ready.asked == []
+
+    def test_a_copy_of_the_kit_gives_way_to_the_checkout(
+        self, ready: Machine, script: Path
+    ) -> None:
+        """`pip install .` in .venv leaves a copy, which stays when the checkout changes."""
+        ready.run(script)
+        (ready.state / "kit").write_text("1\n")
+        ended = ready.run(script)
+        assert (ended.returncode, ready.asked) == (0, [f"{KIT} --reinstall"])
+        assert ".venv runs another copy of the kit" in ended.stderr
+        assert (ready.run(script).returncode, ready.asked) == (0, [])
+
+    def test_engines_that_do_not_come_back_with_the_kit_are_installed_again(
+        self, ready: Machine, script: Path
+    ) -> None:
+        """Such as after `python3 -m venv .venv` with another Python."""
+        ready.run(script)
+        for name in ("kit", "kit-after"):
+            (ready.state / name).write_text("1\n")
+        assert ready.run(script).returncode == 0
+        assert ready.asked == [f"{KIT} --reinstall", PYTHON_311, LOCK, KIT, "bytecode"]
+        assert (ready.run(script).returncode, ready.asked) == (0, [])
+
+    @pytest.mark.parametrize("kind", ["environment", "link", "file"])
+    def test_what_others_made_is_not_deleted(
+        self, ready: Machine, script: Path, checkout: Path, kind: str
+    ) -> None:
+        mine = checkout / ("mine" if kind == "link" else ".venv")
+        if kind == "file":
+            mine.write_text("mine\n")
+        else:
+            (mine / "bin").mkdir(parents=True)
+            (mine / "bin" / "activate").write_text("mine\n")
+        if kind == "link":
+            (checkout / ".venv").symlink_to("mine")
+        ended = ready.run(script)
+        assert (ended.returncode, ready.asked) == (3, [])
+        assert "error: .venv exists, and this script did not make it" in ended.stderr
+        assert "try: rm -rf .venv, then run this again" in ended.stderr
+        kept = mine if kind == "file" else mine / "bin" / "activate"
+        assert kept.read_text() == "mine\n"
+        if kind == "environment":
+            shutil.rmtree(mine)
+            assert ready.run(script).returncode == 0
+
+    def test_what_an_interrupted_run_left_is_made_anew(
+        self, ready: Machine, script: Path, checkout: Path
+    ) -> None:
+        (ready.state / "no-torch").touch()
+        uv = (ready.state / "uv").read_text()
+        (ready.state / "uv").write_text(uv.replace("*download.pytorch.org*) exit 0", "*x*) exit 1"))
+        assert ready.run(script).returncode == 3
+        (checkout / ".venv" / "left").touch()
+        (ready.state / "no-torch").unlink()
+        assert ready.run(script).returncode == 0
+        assert ready.asked == [PYTHON_311, LOCK, KIT, "bytecode"]
+        assert not (checkout / ".venv" / "left").exists()
+        assert not list(checkout.glob(".uv/old*"))
 
     def test_torch_from_its_own_index_where_nobody_else_has_it(
         self, ready: Machine, script: Path
