@@ -49,7 +49,9 @@ def fitted_hint(error: PdkitError, arguments: Sequence[str], command: str) -> st
     """Return an error's hint as the typed command with only the needed changes."""
     if error.otherwise == HELP:
         return error.hint_for(command)
-    if command not in _PLANNING or not error.retry:
+    # Every command that can ask for -f takes it.
+    only_file = all(set(changes) == {"-f"} for changes in error.retry)
+    if not error.retry or not (command in _PLANNING or only_file):
         return error.hint
     return error.hint_by([_changed(arguments, changes) for changes in error.retry])
 

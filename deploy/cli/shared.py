@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.cli.asking import is_allowed_now
 from deploy.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -38,29 +39,32 @@ def import_settings() -> None:
             os.environ[_PLUGINS] = given
 
 
-def load_source(flags: dict[str, Any], file: Path | None) -> SpecSource:
+def load_source(flags: dict[str, Any], file: Path | None, *, ask: bool) -> SpecSource:
     """Return the settings from options, environment and stack file, and where they came from.
 
+    Args:
+        ask: on a terminal, ask whether to use a file that must be allowed.
+
     Raises:
-        ConfigError: a setting is wrong, or ./deploy.yaml runs programs and is not known yet.
+        ConfigError: a setting is wrong, or ./deploy.yaml runs programs and is not allowed yet.
     """
     from deploy.config.sources import load_spec, named_file
 
     source = load_spec(flags, os.environ, file)
-    require_consent(source, named=named_file(file, os.environ) is not None)
+    require_consent(source, named=named_file(file, os.environ) is not None, ask=ask)
     if source.file and file is None:
         print(f"reading {source.file}", file=sys.stderr)
     return source
 
 
-def require_consent(source: SpecSource, *, named: bool) -> None:
-    """Refuse a file that names programs or addresses until the user names it (-f, PDKIT_FILE).
+def require_consent(source: SpecSource, *, named: bool, ask: bool) -> None:
+    """Refuse a file that names programs or addresses until the user allows it.
 
-    The current folder may belong to somebody else. A file that was named once is trusted until it
-    changes.
+    The current folder may belong to somebody else. Naming a file (-f, PDKIT_FILE) allows it until
+    it changes, and so does an answer on the terminal.
 
     Raises:
-        ConfigError: it was never named, or has changed.
+        ConfigError: it was never allowed, or has changed.
     """
     from deploy.errors import ConfigError
     from deploy.runtime import consent
@@ -71,13 +75,20 @@ def require_consent(source: SpecSource, *, named: bool) -> None:
         return
     home = Home.from_environ()
     if named:
-        consent.remember(home, source.file)
-    elif not consent.is_known(home, source.file):
-        raise ConfigError(
-            f"{source.file} sets {', '.join(reaching)}, and is new or has changed since you used "
-            "it: read it first; it can run programs and send secrets",
-            retry=({"-f": str(source.file)},),
-        )
+        consent.remember(home, source.file, source.content)
+        return
+    if consent.is_known(home, source.file, source.content):
+        return
+    if ask and is_allowed_now(source, reaching):
+        if not consent.remember(home, source.file, source.content):
+            print(f"this cannot be remembered: {home.state} cannot be written", file=sys.stderr)
+        return
+    raise ConfigError(
+        f"{source.file} sets {', '.join(reaching)}, and is new or has changed since you used "
+        "it: read it first; it can run programs and send secrets",
+        retry=({"-f": str(source.file)},),
+        note="which remembers the file until it changes",
+    )
 
 
 def stack_name(given: str | None) -> str:
@@ -96,18 +107,21 @@ def locked_stack(given: str | None) -> Iterator[tuple[Home, str]]:
         yield home, name
 
 
-def named_spec(name: str | None, file: Path | None = None, *, consented: bool = False) -> StackSpec:
+def named_spec(
+    name: str | None, file: Path | None = None, *, consented: bool = False, ask: bool = False
+) -> StackSpec:
     """Return the spec that `up` would use here, with another name if one is given.
 
     Args:
         consented: `require_consent` must allow the file, because its addresses are used.
+        ask: on a terminal, ask whether to use such a file.
     """
     import_settings()
     from deploy.config.sources import load_spec, named_file
 
     source = load_spec({"name": name}, os.environ, file)
     if consented:
-        require_consent(source, named=named_file(file, os.environ) is not None)
+        require_consent(source, named=named_file(file, os.environ) is not None, ask=ask)
     return source.spec
 
 

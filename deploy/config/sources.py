@@ -72,11 +72,16 @@ _SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxother = 1, 200, 200
 
 @dataclass(frozen=True)
 class SpecSource:
-    """A spec and, for each top-level field, where it was set: '--gpus', 'PDKIT_GPUS' or a file."""
+    """A spec and, for each top-level field, where it was set: '--gpus', 'PDKIT_GPUS' or a file.
+
+    Attributes:
+        content: the bytes of the file that the spec was read from.
+    """
 
     spec: StackSpec
     origins: Mapping[str, str]
     file: Path | None
+    content: bytes
 
     def reaching(self) -> tuple[str, ...]:
         """Return the settings of the file that name programs, secrets or addresses."""
@@ -100,19 +105,16 @@ def load_spec(
         ConfigError: naming field, value, origin and what is expected.
     """
     path = named_file(file, environ) or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
+    from_file, content = _from_file(path) if path else ({}, b"")
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for origin_values in (
-        _from_file(path) if path else {},
-        _from_environ(environ),
-        _from_flags(flags),
-    ):
+    for origin_values in (from_file, _from_environ(environ), _from_flags(flags)):
         for field, (value, origin) in origin_values.items():
             values[field] = value
             origins[field] = origin
     _drop_overruled_split(values, origins)
     try:
-        return SpecSource(_valid(values, origins), origins, path)
+        return SpecSource(_valid(values, origins), origins, path, content)
     except ValueError as exc:  # a number that is too long to be shown
         raise ConfigError(f"{path}: {exc}", hint=f"fix {path} and run the command again") from exc
 
@@ -129,10 +131,11 @@ def named_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
     return file or (Path(environ["PDKIT_FILE"]) if environ.get("PDKIT_FILE") else None)
 
 
-def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
+def _from_file(path: Path) -> tuple[dict[str, tuple[Any, str]], bytes]:
     from deploy.config.spec_file import read_spec_file
 
-    return {field: (value, str(path)) for field, value in read_spec_file(path).items()}
+    settings, content = read_spec_file(path)
+    return {field: (value, str(path)) for field, value in settings.items()}, content
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:

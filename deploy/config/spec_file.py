@@ -30,14 +30,17 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def read_spec_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a deploy.yaml. A key without a value counts as not given.
+def read_spec_file(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Return the settings of a deploy.yaml, and the content that they are from.
+
+    A key without a value counts as not given.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or has a key twice.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - safe
+        content = path.read_bytes()
+        document = yaml.load(content.decode(), Loader=_Loader)  # noqa: S506 - safe
     except OSError as exc:
         raise ConfigError(
             f"-f {path}: cannot be read ({exc.strerror})", hint="name an existing file with -f"
@@ -55,10 +58,11 @@ def read_spec_file(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:  # no such day, a number too long, too many levels
         raise ConfigError(f"{path}: {exc}", hint=f"fix {path} and run the command again") from exc
     if document is None:
-        return {}
+        return {}, content
     if not isinstance(document, dict):
         raise ConfigError(
             f"{path}: expected a mapping at the top level, not a {type(document).__name__}",
             hint=f"write {path} as lines such as 'topology: 1p1d'",
         )
-    return {str(field): value for field, value in document.items() if value is not None}
+    settings = {str(field): value for field, value in document.items() if value is not None}
+    return settings, content

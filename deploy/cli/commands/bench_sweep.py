@@ -141,7 +141,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
         sent, rate, concurrency, seed=seed, slo=None if slo is None else parse_slo(slo),
         slo_share=slo_share, steps=steps, pass_s=pass_s, within=within / 100 if within else None,
     )  # fmt: skip
-    spec = load_source(_with_engines(flags, engines), file).spec
+    spec = load_source(_with_engines(flags, engines), file, ask=not json).spec
     asked = _Asked(spec, topologies, rounds or LEAST_REPEATS, slo, options, out)
     return _dry_run(asked) if dry_run else _swept(asked)
 

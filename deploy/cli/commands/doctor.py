@@ -27,7 +27,7 @@ def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> CommandR
     from deploy.workflows.preflight import refusal
     from deploy.workflows.up import resumed_spec
 
-    source, home = load_source(flags, file), Home.from_environ()
+    source, home = load_source(flags, file, ask=not json), Home.from_environ()
     spec = source.spec
     # As with `up`: without options, use the settings that the stack was started with.
     if not source.origins.keys() - {"name"}:

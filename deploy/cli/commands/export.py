@@ -58,7 +58,7 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
     from deploy.workflows.export import export as exported
     from deploy.workflows.export_folder import next_commands, write_export
 
-    source = load_source(flags, file)
+    source = load_source(flags, file, ask=not json)
     wanted = ExportRequest(namespace, flavour, machines, link_gbit)
     with naming_origins(source.origins):
         machine = read_inventory(inventory) if inventory else None

@@ -29,7 +29,7 @@ def plan(
     from deploy.workflows.facts import runtime_here
     from deploy.workflows.user_secrets import api_key
 
-    source = load_source(flags, file)
+    source = load_source(flags, file, ask=not json)
     with naming_origins(source.origins):
         home = Home.from_environ()
         prepared = _prepare(source.spec, inventory, home, runtime_here(source.spec, home))
@@ -64,7 +64,7 @@ def render(
 
     home = Home.from_environ()
     # Printed output may be for any machine; written files are for this one.
-    source = load_source(flags, file)
+    source = load_source(flags, file, ask=not json)
     with naming_origins(source.origins):
         probe = output is not None
         prepared = _prepare(source.spec, inventory, home, "compose", probe=probe)

@@ -57,7 +57,7 @@ def up(  # noqa: PLR0913 - one parameter an option
     from deploy.workflows.user_files import require_user_files
 
     report = progress()
-    source = load_source(flags, file)
+    source = load_source(flags, file, ask=not json)
     home, name = Home.from_environ(), source.spec.name
     if on_boot and not RUNTIMES[runtime_here(source.spec, home)].survives_reboot:
         require_systemd()
@@ -122,7 +122,7 @@ def down(
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.down import stop_stack
 
-    home, spec = Home.from_environ(), named_spec(name, file, consented=volumes)
+    home, spec = Home.from_environ(), named_spec(name, file, consented=volumes, ask=not json)
     with stack_lock(home.lock_file(spec.name), spec.name):
         result = stop_stack(
             home, spec.name, progress(), volumes=volumes, url_file=spec.redis.url_file
