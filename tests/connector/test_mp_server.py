@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -25,7 +26,12 @@ from lmcache.integration.vllm.vllm_multi_process_adapter import (
 from lmcache.v1.multiprocess.group_view import EngineGroupInfo
 from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from own_process import CONNECTOR
-from pdkit_connector.mp_connector import SOCKET_ENV, GuardedAdapter, GuardedSchedulerAdapter
+from pdkit_connector.mp_connector import (
+    SOCKET_ENV,
+    GuardedAdapter,
+    GuardedSchedulerAdapter,
+    PatchedLMCacheMPConnector,
+)
 from pdkit_connector.stores_socket import MEMORY, stored_by_server
 from redis_servers import eventually
 
@@ -261,6 +267,43 @@ def found(asking, request, tokens):
     asking.maybe_submit_lookup_request(request, tokens)
     eventually(answered, 20)
     return results[-1]
+
+
+def test_what_a_request_found_is_unlocked_when_it_ends_before_it_loads(server):
+    """Else the server could not evict it for five minutes."""
+    tokens, before = list(range(100, 100 + 3 * BLOCK)), locked(server)
+    worker = registered(server, (8, 2, BLOCK, 16), "HND")
+    asking = adapter_of(GuardedSchedulerAdapter, [f"ipc://{server.requests}"])
+    connector = object.__new__(PatchedLMCacheMPConnector)
+    connector.scheduler_adapter, connector._awaited_stores = asking, set()
+    connector.request_trackers, connector.lazy_offload, connector._can_store = {}, False, True
+    worker._heartbeat._execute()
+    stored = LoadStoreOp(tokens, [[3, 1, 2]], 0, len(tokens))
+    worker.submit_store_request("stores more", stored, worker.create_recorded_event())
+    eventually(lambda: not worker.stores_under_way(), 20)
+
+    def ends(name):
+        connector.request_finished(SimpleNamespace(request_id=name, kv_transfer_params=None), [])
+
+    def finds_and_ends():
+        name = f"looks {next(NUMBERS)}"
+        whole = found(asking, name, tokens) == len(tokens)
+        assert locked(server) == before + 3 * whole
+        ends(name)
+        eventually(lambda: locked(server) == before, 20)
+        return whole
+
+    eventually(finds_and_ends, 20)
+    asking.maybe_submit_lookup_request("ends at once", tokens)
+    ends("ends at once")
+    eventually(lambda: left(server) == (0, 0) and locked(server) == before, 20)
+    worker.shutdown()
+
+
+def locked(sockets):
+    """Return how many chunks the server must not evict, as somebody is about to read them."""
+    (memory,) = sockets.status()["storage_manager"]["l1_managers"].values()
+    return memory["read_locked_count"]
 
 
 def test_the_script_api_is_disabled(server):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -110,6 +112,14 @@ class Engines:
         with self.api(whom, timeout_s=within_s) as api:
             return api.complete(MODEL, list(prompt.encode()), max_tokens=max_tokens)
 
+    def begin(self, whom: str, prompt: str) -> HTTPConnection:
+        """Ask for an answer; who closes the connection leaves."""
+        connection = HTTPConnection("127.0.0.1", self.port + OFFSETS[whom])
+        body = json.dumps(greedy(MODEL, list(prompt.encode()), 16))
+        headers = {"content-type": "application/json", **self._headers()}
+        connection.request("POST", "/v1/completions", body, headers)
+        return connection
+
     def ask_together(
         self, whom: str, prompts: Sequence[str], max_tokens: int, *, within_s: float
     ) -> list[Completion]:
@@ -151,11 +161,22 @@ class Engines:
             httpx.post(url, headers=headers, trust_env=False, timeout=60).raise_for_status()
 
     def metric(self, whom: str, name: str) -> int:
+        return int(self._metric(whom, name))
+
+    def waiting(self, whom: str) -> int:
+        """Return how many clients wait for their first token."""
+        return self.metric(whom, "vllm:num_requests_waiting")
+
+    def usage(self, whom: str) -> float:
+        """Return which part of an engine's KV memory requests hold."""
+        return self._metric(whom, "vllm:kv_cache_usage_perc")
+
+    def _metric(self, whom: str, name: str) -> float:
         url, headers = f"{self.url(whom)}/metrics", self._headers()
         text = httpx.get(url, headers=headers, trust_env=False, timeout=60).text
         values = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
         assert values, f"{whom} has no metric {name}"
-        return int(sum(float(line.rsplit(" ", 1)[1]) for line in values))
+        return sum(float(line.rsplit(" ", 1)[1]) for line in values)
 
     def _headers(self) -> dict[str, str]:
         return bearer(self.kit.engine_key(self.name))

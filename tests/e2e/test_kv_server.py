@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -18,6 +20,7 @@ from bench.check_power.stack import measured_noise
 from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
+from deploy.stack.service import Service
 from deploy.verify.equivalence import Completion
 from deploy.workflows.check.session import Session
 from deploy.workflows.running import require_stack
@@ -32,6 +35,8 @@ NAME = "mp"
 PORT = free_row()
 METRICS = PORT + 5
 SHARED_MEMORY = Path("/dev/shm")
+LONG = 400
+SAID = "vllm:generation_tokens_total"
 ROOM_FOR_SIX_CHUNKS = "0.0029296875"  # GiB
 
 
@@ -76,10 +81,10 @@ def in_redis(engines: Engines, asked: str, chunks: int = 3) -> None:
     assert eventually(lambda: int(engines.store().dbsize()) >= before + chunks)
 
 
-def computed(engines: Engines, asked: str) -> Completion:
+def computed(engines: Engines, asked: str, max_tokens: int = 16) -> Completion:
     """Return the producer's answer to a prompt whose KV it shares with nobody."""
     with engines.api("producer-0") as api:
-        return api.complete(MODEL, list(asked.encode()), max_tokens=16, salt=token_hex(4))
+        return api.complete(MODEL, list(asked.encode()), max_tokens=max_tokens, salt=token_hex(4))
 
 
 def test_every_rank_stores_and_loads_its_part(kit: Deploy) -> None:
@@ -254,6 +259,82 @@ def test_an_engine_that_is_killed_leaves_no_shared_memory(kit: Deploy, up: Any) 
     assert len(segments(prefix)) == 1
     assert segments(prefix) != before
     assert kit.ok("check", "--name", NAME, "--quick")["passed"]
+
+
+# A server that begins no load while a file is there, and notes which loads it was asked for.
+GATED = """
+import functools, os, time
+from pathlib import Path
+from lmcache.v1.multiprocess.modules.lmcache_driven_transfer import LMCacheDrivenTransferModule
+from pdkit_connector import kv_server
+gate, load = Path(os.environ["PDKIT_TEST_GATE"]), LMCacheDrivenTransferModule.retrieve
+@functools.wraps(load)
+def wait(self, key, *more):
+    (gate / key.request_id).touch()
+    while (gate / "closed").exists():
+        time.sleep(0.01)
+    return load(self, key, *more)
+LMCacheDrivenTransferModule.retrieve = wait
+kv_server.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def gate(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the gate of a server that has taken the place of the stack's."""
+    folder = tmp_path_factory.mktemp("gate")
+
+    def gated(service: Service) -> Service:
+        at = service.argv.index("-m")
+        argv = (*service.argv[:at], "-c", GATED, *service.argv[at + 2 :])
+        return replace(service, argv=argv, env={**service.env, "PDKIT_TEST_GATE": str(folder)})
+
+    engines.start_otherwise({"kv-server": gated})
+    return folder
+
+
+@pytest.mark.parametrize("whom", ["producer-0", "consumer-0"])
+def test_a_client_that_leaves_while_its_prompt_is_loaded_costs_nobody_an_answer(
+    kit: Deploy, engines: Engines, up: Any, gate: Path, whom: str
+) -> None:
+    """Its blocks, which are the next that vLLM gives away, are given away after the load only."""
+    pids = engines.pids()
+    (other,) = pids.keys() - {whom}
+    tried: list[str] = []
+
+    def loads() -> bool:
+        tried.append(prompt(f"{whom} tries {len(tried)}"))
+        engines.ask(other, tried[-1])
+        return engines.ask_counting(whom, tried[-1])[1] > 0
+
+    assert eventually(loads, every_s=1), "the engines do not know the new server"
+    asked = (f"{whom} leaves " * 60)[: 3 * CHUNK + 1]
+    engines.ask(other, asked)
+    # Shorter than a chunk, so that they neither load nor store. Their answers last.
+    others = [f"{number} takes the blocks {'of whom left ' * 10}" for number in range(5)]
+    wanted = [computed(engines, one, LONG) for one in others]
+    before = set(gate.iterdir())
+    closed = gate / "closed"
+    closed.touch()
+    with ThreadPoolExecutor(len(others)) as pool:
+        try:
+            leaving = engines.begin(whom, asked)
+            assert eventually(lambda: set(gate.iterdir()) - before - {closed})
+            leaving.close()
+            assert eventually(lambda: engines.waiting(whom) == 0)
+            said = engines.metric(whom, SAID)
+            answers = [pool.submit(engines.ask, whom, one, LONG) for one in others]
+            assert eventually(lambda: engines.metric(whom, SAID) > said, every_s=0.01)
+        finally:
+            closed.unlink()
+        for one, answer in zip(wanted, answers, strict=True):
+            assert_same(one, answer.result())
+    assert eventually(lambda: engines.usage(whom) == 0)
+    answer, loaded = engines.ask_counting(whom, asked)
+    assert loaded == 3 * CHUNK
+    assert_same(computed(engines, asked), answer)
+    assert engines.pids() == pids
+    assert all(engines.is_alive(name) for name in pids)
 
 
 def test_prometheus_sees_the_server_and_its_lack_of_room(

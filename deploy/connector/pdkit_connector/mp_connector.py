@@ -1,8 +1,9 @@
 """The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
 
-LMCache's own `LMCacheMPConnector`, with eight things added: the store barrier; a guard that keeps
-blocks that the server may still read or write from being reused; one that keeps KV apart that
-tokens alone do not distinguish; one that stores nothing that a failed load left uncomputed; pings
+LMCache's own `LMCacheMPConnector`, with nine things added: the store barrier; a guard that keeps
+blocks that the server may still read or write from being reused; one that frees the blocks of
+requests whose clients left once, and never during a load; one that keeps KV apart that tokens alone
+do not distinguish; one that stores nothing that a failed load left uncomputed; pings
 from the start on; registration with a server that replaced the old one between two pings; names of
 shared memory by which what a killed engine left can be found; and a clock of its share of steps.
 """
@@ -142,11 +143,16 @@ class GuardedSchedulerAdapter(upstream.LMCacheMPSchedulerAdapter):  # type: igno
 
     LMCache gives lookups up when a ping fails. Where the server is replaced between two pings, a
     request would wait for five minutes.
+
+    It also leaves nothing on the server when a request ends early: no locks of a lookup that no
+    load follows, and no session that a load opens again.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._server: Server | None = None
         self._asked: dict[str, Server | None] = {}
+        self._loading: set[str] = set()
+        self._ended_loading: set[str] = set()
         super().__init__(*args, **kwargs)
 
     def maybe_submit_lookup_request(self, request_id: str, *args: Any, **kwargs: Any) -> None:
@@ -168,6 +174,39 @@ class GuardedSchedulerAdapter(upstream.LMCacheMPSchedulerAdapter):  # type: igno
         self._asked.pop(request_id, None)
         super().cleanup_lookup_result(request_id)
 
+    def is_loading(self, request_id: str) -> bool:
+        """Tell whether vLLM waits for a request's load."""
+        return request_id in self._loading
+
+    def begin_load(self, request_id: str) -> None:
+        """Note that vLLM waits for a request's load."""
+        self._loading.add(request_id)
+
+    def end_load(self, request_id: str) -> None:
+        """Note that all ranks have loaded, or failed to; end the session if the request ended."""
+        self._loading.discard(request_id)
+        if request_id in self._ended_loading:
+            self._ended_loading.remove(request_id)
+            self.end_session(request_id)
+
+    def release_lookup(self, request_id: str) -> None:
+        """Unlock what a request found on the server, if it has not begun to load it.
+
+        LMCache leaves it locked for five minutes, during which the server cannot evict it.
+        """
+        if request_id in self._pending_lookups and request_id in self._lookup_params:
+            tokens, salt, configs = self._lookup_params[request_id]
+            chunk = self.lmcache_tokens_per_chunk
+            end = len(tokens) // chunk * chunk
+            self.free_lookup_locks(tokens, 0, end, request_id, salt, configs)
+
+    def end_session(self, request_id: str) -> None:
+        """Have the server forget a request; after its load, which would open the session again."""
+        if request_id in self._loading:
+            self._ended_loading.add(request_id)
+        else:
+            super().end_session(request_id)
+
 
 @timed_steps
 class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[misc]
@@ -183,6 +222,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
             CpuShmTensorWrapper.SHM_NAME_PREFIX = f"/{prefix}-"
             if role == KVConnectorRole.WORKER:
                 remove_left(prefix)
+        self._awaited_stores: set[str] = set()
         super().__init__(vllm_config, role, kv_cache_config)
 
     def get_num_new_matched_tokens(
@@ -211,10 +251,40 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
         tracker = self._get_request_tracker(request.request_id)
         was_loading = tracker.state == upstream.LMCacheMPRequestState.READY
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens > 0:
+            self.scheduler_adapter.begin_load(request.request_id)
         # The last token of a prompt that was loaded whole is computed again.
         if was_loading and request.num_computed_tokens < tracker.num_lmcache_hit_tokens - 1:
             tracker.num_vllm_hit_tokens = request.num_computed_tokens
             tracker.num_lmcache_hit_tokens = tracker.num_stored_tokens = 0
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Return whether a request's blocks are kept until its stores are reported.
+
+        vLLM keeps the blocks of a request that ends while it loads until a load or a store of it is
+        reported, whichever comes first. LMCache's workers report such a request as stored at once,
+        so its blocks are reused while the server writes to them; and at the second report vLLM's
+        assertion ends the engine. So only the load counts here. No store of a request that loads is
+        under way: a preemption waits for them.
+        """
+        adapter = self.scheduler_adapter
+        loading = adapter.is_loading(request.request_id)
+        adapter.release_lookup(request.request_id)
+        stores, params = super().request_finished(request, block_ids)
+        if stores and not loading:
+            self._awaited_stores.add(request.request_id)
+        return stores and not loading, params
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Note which loads have ended; drop reports of stores that vLLM does not wait for."""
+        super().update_connector_output(connector_output)
+        for request_id in connector_output.finished_recving or ():
+            self.scheduler_adapter.end_load(request_id)
+        stored = self._awaited_stores.intersection(connector_output.finished_sending or ())
+        self._awaited_stores -= stored
+        connector_output.finished_sending = stored or None
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Give vLLM's KV tensors to the server, then answer the API server's questions."""
