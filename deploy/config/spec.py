@@ -80,12 +80,13 @@ class EngineSpec(Strict):
         "default: a generated key",
     )
     args: tuple[str, ...] = Field(
-        (), description="extra vLLM arguments; not those that the plan sets"
+        (),
+        description="extra vLLM arguments; those that the plan decides are refused",
     )
     env: dict[str, str] = Field(
         default_factory=dict,
-        description="extra environment variables; no secrets in containers; PYTHONHASHSEED is "
-        "always set by pdkit",
+        description="extra environment variables; those that the plan decides are refused, and "
+        "so are secrets in containers",
     )
 
 

@@ -7,30 +7,13 @@ from deploy.config.spec import MAX_CHUNK, SettledSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.address import check_bind, check_collector
+from deploy.planning.engine_settings import check_engine_settings
 from deploy.planning.hosts import check_hosts
 from deploy.planning.kv_server import check_kv_server
 from deploy.planning.redis import check_redis
 from deploy.planning.topology import FIRST_ENGINE_OFFSET, NO_SPLIT, Topology
 
 _LAST_PORT = 65535
-# vLLM options that the plan sets, and the setting that changes each.
-_OWN_OPTIONS = {
-    "--model": "--model",
-    "--served-model-name": "--model",
-    "--host": "engine.bind",
-    "--port": "--port",
-    "--dtype": "engine.dtype",
-    "--block-size": "engine.block_size",
-    "--max-model-len": "engine.max_model_len",
-    "--tensor-parallel-size": "--tp",
-    "-tp": "--tp",
-    "--kv-cache-memory-bytes": "engine.kv_cache_gib",
-    "--gpu-memory-utilization": "engine.gpu_memory",
-    "--kv-transfer-config": "--layerwise and --save-decode-cache",
-    # Every user of the machine can read arguments.
-    "--api-key": "--api-key-file",
-    "--hf-token": "hf_token_file",
-}
 
 
 def check_spec(spec: SettledSpec, model: Model, block_size: int, topology: Topology) -> None:
@@ -43,7 +26,7 @@ def check_spec(spec: SettledSpec, model: Model, block_size: int, topology: Topol
     check_collector(spec)
     check_hosts(spec, topology)
     _check_chunks(spec, block_size)
-    _check_engine_settings(spec)
+    check_engine_settings(spec)
     _check_gpu_access(spec)
     check_kv_server(spec, topology, model)
     check_redis(spec, topology)
@@ -60,23 +43,6 @@ def _check_chunks(spec: SettledSpec, block: int) -> None:
             f"{chunk} is not a multiple of engine.block_size {block}; KV moves in whole blocks",
             setting="lmcache.chunk_size",
             hint=f"set lmcache.chunk_size to {nearest}",
-        )
-
-
-def _check_engine_settings(spec: SettledSpec) -> None:
-    for argument in spec.engine.args:
-        option = argument.partition("=")[0].replace("_", "-")
-        if option in _OWN_OPTIONS:
-            raise ConfigError(
-                f"'{option}' is set by the plan",
-                setting="engine.args",
-                hint=f"use {_OWN_OPTIONS[option]} instead",
-            )
-    if "PYTHONHASHSEED" in spec.engine.env:
-        raise ConfigError(
-            "PYTHONHASHSEED is set by pdkit: keys match only if all engines have the same",
-            setting="engine.env",
-            hint="leave it out of engine.env",
         )
 
 

@@ -40,6 +40,8 @@ from tests.e2e.store_vandals import behind_each_store, spoil
 from tests.e2e.traffic import Users, chat, text
 from tests.ports import free_row
 
+# The monitor looks twice a second instead of twice a minute.
+REACHED = {**LMCACHE_API, "LMCACHE_EXTRA_CONFIG": '{"ping_interval": 0.5}'}
 BATCH = 512  # tokens a step: longer prompts are prefilled in pieces
 LAYERS = 4
 REMOTE = 'lmcache.storage_manager.storage_backends["RemoteBackend"]'
@@ -74,17 +76,17 @@ def ask_around_a_hole(engines: Engines, prompt: str, lost: list[bytes]) -> list[
 
 @pytest.fixture(scope="class")
 def layered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    # The monitor looks twice a second instead of twice a minute.
-    extra = '{"ping_interval": 0.5}'
-    env = {**VLLM_DEV_API, **LMCACHE_API, "LMCACHE_EXTRA_CONFIG": extra}
-    yield from brought_up(
+    """Start engines, and again with variables that engine.env refuses."""
+    for engines in brought_up(
         tmp_path_factory.mktemp("layered"),
         "layered",
         free_row(),
-        {"engine": {"args": ["--max-num-batched-tokens", str(BATCH)], "env": env}},
+        {"engine": {"args": ["--max-num-batched-tokens", str(BATCH)], "env": VLLM_DEV_API}},
         "--layerwise",
         "--save-decode-cache",
-    )
+    ):
+        engines.restart({"producer-0": REACHED, "consumer-0": REACHED})
+        yield engines
 
 
 def layer_of(key: bytes) -> int:
@@ -172,8 +174,8 @@ class TestLayered:
         """
         layered.restart(
             {
-                "producer-0": {"PDKIT_DISABLE_FIXES": "B2b,B2g"},
-                "consumer-0": {"PDKIT_DISABLE_FIXES": "B7,B18"},
+                "producer-0": {**REACHED, "PDKIT_DISABLE_FIXES": "B2b,B2g"},
+                "consumer-0": {**REACHED, "PDKIT_DISABLE_FIXES": "B7,B18"},
             }
         )
         prompt = text(4 * CHUNK + 50, "a hole to death")
@@ -183,7 +185,7 @@ class TestLayered:
         self._assert_ends(layered, "consumer-0", prompt, "1 of 4 memory objects are missing")
         layered.lmcache("producer-0", "PUT", "/freeze/enable")
         self._assert_ends(layered, "producer-0", text(700, "frozen to death"), "StopIteration")
-        layered.restart({"consumer-0": {"PDKIT_DISABLE_FIXES": "B2c,B2g"}})
+        layered.restart({"consumer-0": {**REACHED, "PDKIT_DISABLE_FIXES": "B2c,B2g"}})
         make_unhealthy(layered, "consumer-0")
         self._assert_ends(layered, "consumer-0", text(700, "ill to death"), "StopIteration")
 

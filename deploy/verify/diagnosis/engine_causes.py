@@ -141,12 +141,12 @@ model = _differs(
 redis_address = _differs(
     "store_differs", "redis",
     "engines use different Redis servers or databases",
-    "remove LMCACHE_REMOTE_URL and LMCACHE_EXTRA_CONFIG from engine.env in deploy.yaml",
+    "remove LMCACHE_REMOTE_URL and LMCACHE_EXTRA_CONFIG from the environment of the engines' image",
 )  # fmt: skip
 namespace = _differs(
     "namespace_differs", "namespace",
     "engines use different key namespaces in Redis",
-    "remove LMCACHE_EXTRA_CONFIG from engine.env in deploy.yaml",
+    "remove LMCACHE_EXTRA_CONFIG from the environment of the engines' image",
 )  # fmt: skip
 
 
@@ -206,6 +206,6 @@ def _apart(evidence: Evidence, name: str) -> str:
 
 def _settings_hint(evidence: Evidence, setting: str) -> str:
     return (
-        f"remove LMCACHE_{setting.upper()} from engine.env in deploy.yaml, if set; "
+        f"remove LMCACHE_{setting.upper()} from the environment of the engines' image, if set; "
         + evidence.restart_hint()
     )

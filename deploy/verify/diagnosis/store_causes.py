@@ -185,8 +185,8 @@ def late(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "stores_late",
         f"answers were sent before their KV was stored, so decodes came too early: {said}",
-        "remove PDKIT_STORE_BARRIER_S from engine.env in deploy.yaml if set, else find out why "
-        f"{evidence.store.name} is slow: deploy status --watch --name {evidence.stack}",
+        f"find out why {evidence.store.name} is slow: "
+        f"deploy status --watch --name {evidence.stack}",
     )
 
 

@@ -11,10 +11,20 @@ import yaml
 from deploy.config.vendors import VENDORS
 from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE, files_digest
 from deploy.errors import ConfigError
+from deploy.planning.engine_settings import refused_variable
+from deploy.planning.engines import ENGINE_ROLES
 from deploy.workflows.prepare import Prepared
 from tests.unit.stack.cases import FOLDER_MODEL
 from tests.unit.stack.conftest import Case
 
+# Users may give these another value; the page on configuration says so.
+THEIRS = {
+    "OMP_NUM_THREADS", "PYTHONPATH", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN_PATH",
+    "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_SERVICE_NAME",
+    "OTEL_RESOURCE_ATTRIBUTES", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_V2_MODEL_RUNNER",
+    "VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE",
+}  # fmt: skip
 Make = Callable[..., Prepared]
 MakeCase = Callable[..., Case]
 
@@ -49,13 +59,27 @@ def test_settings_of_the_plan_cannot_be_overridden(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("variable", ["PYTHONPATH", "LMCACHE_CONFIG_FILE"])
-def test_the_connector_and_its_file_cannot_be_lost_by_accident(
-    prepared: Make, variable: str
+def test_the_connector_cannot_be_lost_by_accident(prepared: Make) -> None:
+    usual = prepared().stack.service("producer-0").env["PYTHONPATH"]
+    stack = prepared(engine={"env": {"PYTHONPATH": "/mine"}}).stack
+    assert stack.service("producer-0").env["PYTHONPATH"] == f"{usual}:/mine"
+
+
+def test_every_variable_that_the_kit_sets_is_refused_or_the_users(
+    cases: list[Case], prepared: Make
 ) -> None:
-    usual = prepared().stack.service("producer-0").env[variable]
-    stack = prepared(engine={"env": {variable: "/mine"}}).stack
-    assert usual in stack.service("producer-0").env[variable].split(":")
+    """A variable that is added to engines is decided here: refused, or in the page's list."""
+    stacks = [case.prepared.stack for case in cases if "engine" not in case.fields]
+    traced = {"tracing": {"otlp_endpoint": "http://192.0.2.1:4318"}}
+    more = [{"vendor": vendor, "machine": None, "model": "owner/name"} for vendor in VENDORS]
+    stacks += [prepared(**one, **traced, hub_cache="/h", hf_token_file="/t").stack for one in more]
+    stacks.append(prepared(connector="lmcache-mp").stack)
+    engines = [
+        service for stack in stacks for service in stack.services if service.role in ENGINE_ROLES
+    ]
+    names = {name for engine in engines for name in engine.env}
+    assert len(names) > 25
+    assert {name for name in names if not refused_variable(name)} == THEIRS
 
 
 def test_the_context_is_said_only_where_it_is_known(prepared: Make) -> None:
