@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imported for requests only: health and metrics do without i
     import httpx
 
 _OK = 200
+REFUSED = (401, 403)
 _ANSWER_BYTES = 64 << 20  # the token ids of a long prompt take some MiB
 
 __all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer", "greedy"]
@@ -96,10 +97,20 @@ class EngineApi:
 
     def is_healthy(self, path: str = "/health") -> bool:
         """Tell whether a GET of this path answers 200 in time."""
+        return self.status(path) == _OK
+
+    def refuses(self, path: str) -> int:
+        """Return 401 or 403 if a GET of this path is answered so; 0 if it is not."""
+        status = self.status(path)
+        return status if status in REFUSED else 0
+
+    def status(self, path: str) -> int:
+        """Return the status of the answer to a GET of this path; 0 without one in time."""
         try:
-            return get(self._url, path, timeout_s=self._timeout_s).status == _OK
+            asked = get(self._url, path, timeout_s=self._timeout_s, headers=self._headers)
         except (OSError, HTTPException, UnicodeError):  # UnicodeError: a name that no host can have
-            return False
+            return 0
+        return asked.status
 
     def tokenize(self, model: str, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text; with special tokens added as a completion has them."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.errors import ConfigError, EngineUnreachable, PdkitError
 from deploy.metrics.connector import ConnectorReport
-from deploy.runtime.engine_api import ApiError, EngineApi
+from deploy.runtime.engine_api import REFUSED, ApiError, EngineApi
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.whole_page import whole_page
 from deploy.stack.layout import ENGINE_KEY
@@ -18,7 +18,6 @@ from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import RunningStack
 
 _ANSWER_S = 5.0
-_REFUSED = (401, 403)
 _FIELD = "router.engines"
 
 
@@ -58,7 +57,7 @@ def _problem(
         with EngineApi(engine.url, timeout_s=_ANSWER_S, api_key=key) as api:
             report = ConnectorReport.read(whole_page(api.metrics))
     except ApiError as exc:
-        if exc.status in _REFUSED:
+        if exc.status in REFUSED:
             return ConfigError(
                 f"the engine at {engine.url} requires a different key",
                 setting="engine.key_file",

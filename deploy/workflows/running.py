@@ -30,7 +30,7 @@ from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Prepared, prepare
 from deploy.workflows.saved_state import UNFIT, StackState, restored_state
 
-_PROBE_TIMEOUT_S = 2.0
+PROBE_TIMEOUT_S = 2.0
 PAGE_TIMEOUT_S = 10.0
 
 
@@ -57,7 +57,7 @@ class RunningStack:
             return "running"
         return self.launcher.state(self.state.services.get(service.name))
 
-    def is_ready(self, service: Service, *, within_s: float = _PROBE_TIMEOUT_S) -> bool:
+    def is_ready(self, service: Service, *, within_s: float = PROBE_TIMEOUT_S) -> bool:
         """Ask a service whether it serves."""
         password = self.secrets.get(REDIS_PASSWORD)
         return service_is_ready(service, self.launcher, password, within_s=within_s)
@@ -114,7 +114,7 @@ def service_is_ready(
     launcher: Launcher,
     redis_password: Secret | None,
     *,
-    within_s: float = _PROBE_TIMEOUT_S,
+    within_s: float = PROBE_TIMEOUT_S,
 ) -> bool:
     """Ask a service whether it serves, in its own way."""
     if service.health.kind == "redis":
@@ -176,7 +176,7 @@ def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
     if server is None:
         return {}
     service = running.stack.service(server.name)
-    page = metrics_page(running, service, timeout_s=_PROBE_TIMEOUT_S)
+    page = metrics_page(running, service, timeout_s=PROBE_TIMEOUT_S)
     return {} if page is None else {server.name: page}
 
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from deploy.errors import PdkitError
+from deploy.config.runtimes import RUNTIMES
+from deploy.errors import PdkitError, StackUnhealthy
+from deploy.planning.engine_settings import refused_variable
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.notes import smaller
+from deploy.runtime.engine_api import EngineApi
 from deploy.runtime.home import Home
 from deploy.runtime.host import require_memory
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
-from deploy.runtime.launcher import Started
+from deploy.runtime.launcher import LOG_TAIL, Started
 from deploy.runtime.ports import require_free
+from deploy.runtime.process.shell import kept_back
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
 from deploy.runtime.supervisor import end_supervisor, start_supervisor
-from deploy.stack.layout import REDIS_PASSWORD
+from deploy.stack.layout import ENGINE_KEY, REDIS_PASSWORD
 from deploy.stack.service import MONITORING_ROLES, HealthCheck, Service
 from deploy.tiny_model import ensure_tiny_model
 from deploy.workflows.model_files import require_same_model
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import (
+    PROBE_TIMEOUT_S,
     RunningStack,
     launcher_for,
     plans_of_others,
@@ -116,6 +122,7 @@ class StackStart:
         self._report(f"data type: {prepared.plan.dtype}")
         if chosen := prepared.chosen_connector:
             self._report(f"connector: {chosen}")
+        self._report_kept_back()
         secrets = stack_secrets(prepared, self._files.secrets_dir)
         provide_caches(prepared)
         self.launcher.prepare(prepared.stack, secrets, stop_s=prepared.spec.timeouts.stop_s)
@@ -130,6 +137,16 @@ class StackStart:
                 self.not_watching[service.name] = exc
         self.keep_up()
         return {service.name: took[service.name] for service in missing if service.name in took}
+
+    def _report_kept_back(self) -> None:
+        """Name variables of the shell that the user may expect services to have."""
+        if not RUNTIMES[self.prepared.plan.runtime].as_user:
+            return
+        for name in kept_back(os.environ):
+            refused = refused_variable(name)
+            other = refused.instead if refused else "engine.env in deploy.yaml does"
+            said = f"{name} of this shell does not reach the services"
+            self._report(f"{said}; {other}" if other else said)
 
     def warnings(self) -> tuple[str, ...]:
         """Return what does not watch the stack: why, its last log lines, and the next command."""
@@ -237,13 +254,36 @@ class StackStart:
                 for name, one in self._started.items()
                 if name in names or batch[0].role not in MONITORING_ROLES
             },
-            lambda service: service_is_ready(
-                self._asked(service), self.launcher, secrets.get(REDIS_PASSWORD)
-            ),
+            lambda service: self._is_ready(self._asked(service), secrets),
             self._report,
             self.launcher,
             only=names,
         )
+
+    def _is_ready(self, service: Service, secrets: dict[str, Secret]) -> bool:
+        """Tell whether a service serves.
+
+        Raises:
+            StackUnhealthy: it refuses the stack, which no waiting changes.
+        """
+        ready = service_is_ready(service, self.launcher, secrets.get(REDIS_PASSWORD))
+        if service.health.kind != "http":
+            return ready
+        # An engine's health is open to all; the router asks for its models.
+        is_engine = service.role in ENGINE_ROLES
+        path = "/v1/models" if ready and is_engine else service.health.path
+        key = secrets.get(ENGINE_KEY) if is_engine else None
+        with EngineApi(service.url, timeout_s=PROBE_TIMEOUT_S, api_key=key) as api:
+            refused = 0 if ready and not is_engine else api.refuses(path)
+        if refused:
+            raise StackUnhealthy(
+                f"{service.name} answers {path} with {refused}: it wants another key than the "
+                f"stack's; log: {self.launcher.where_log(service.name)}",
+                hint="take VLLM_API_KEY out of what starts it, such as its image; for a key that "
+                "clients must send: --api-key-file FILE",
+                details=self.launcher.log_lines(service.name, LOG_TAIL),
+            )
+        return ready
 
     def _asked(self, service: Service) -> Service:
         """Return a service with the health check that this start waits for."""

@@ -252,16 +252,21 @@ class HealthChecker:
             Whether it lists its models, as engines do. What only answers `/health` may be another
             program on the port of an engine that died.
         """
+        status = 0  # no answer
         try:
             async with timeout(_GREET_S):
-                _, body = await engine.ask("GET", "/v1/models")
+                status, body = await engine.ask("GET", "/v1/models")
             models = json.loads(body)["data"]
             name = str(models[0]["id"])
             lengths = (model["max_model_len"] for model in models)  # null for a LoRA adapter
             context = max(int(length) for length in lengths if length is not None)
         except (EngineLost, TimeoutError, *_ODD):
             if not engine.unlisted:
-                _log.warning("%s answers /health, but lists no models: not used", engine.name)
+                _log.warning(
+                    "%s answers /health, but %s: not used",
+                    engine.name,
+                    f"/v1/models with {status}" if status >= 400 else "lists no models",
+                )
             engine.unlisted = True
             return False
         engine.unlisted = False

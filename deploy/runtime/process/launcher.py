@@ -20,6 +20,7 @@ from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_file
 from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.process import sessions
 from deploy.runtime.process.front import LISTEN_ENV, ask, end, is_bound, is_there, listen
+from deploy.runtime.process.shell import kept_back
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord
 from deploy.runtime.store import SocketStore, open_store
@@ -236,10 +237,8 @@ class ProcessLauncher:
         )
 
     def _environment(self, service: Service) -> dict[str, str]:
-        # LMCache's variables would take precedence over its file, and so over the plan.
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith("LMCACHE_")
-        }
+        kept = kept_back(os.environ)
+        inherited = {name: value for name, value in os.environ.items() if name not in kept}
         if service.devices:
             # The plan numbers all GPUs of the machine. A variable of the shell that hides some
             # (ROCm has three, which must agree) would shift those numbers.

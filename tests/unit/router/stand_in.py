@@ -59,7 +59,7 @@ class StandIn:
 
     Attributes:
         frozen: its health is not answered either.
-        models: what it says of its models.
+        models, models_status: what it says of its models.
         once: it closes a connection on its second request, as if that had been idle for long.
         left: requests whose client went away before it had an answer.
         go: lets those go on that wait for it.
@@ -73,6 +73,7 @@ class StandIn:
     frozen: bool = False
     once: bool = False
     models: bytes = b'{"data": [{"id": "m", "max_model_len": 2048}]}'
+    models_status: int = 200
 
     def __post_init__(self) -> None:
         # Keeps the port while the engine is dead: no other server gets it then, nor a connection.
@@ -149,7 +150,7 @@ class StandIn:
             return True
         self.seen.append(asked)
         if method == "GET":
-            await connection.whole(200, self.models)
+            await connection.whole(self.models_status, self.models)
             return True
         doing = asyncio.ensure_future(self.does(self, connection))
         while not doing.done():

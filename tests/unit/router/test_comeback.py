@@ -69,6 +69,22 @@ def test_requests_do_not_wait_for_the_routers_own_questions(loop: Loop) -> None:
     loop.run(asked())
 
 
+def test_an_engine_that_refuses_the_router_is_named_with_its_answer(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand = StandIn(loop, "producer-0", models=b"{}", models_status=401)
+
+    async def asked() -> None:
+        async with watched(stand, lambda _: None) as (engine, checker):
+            await checker.asked.wait()
+            assert engine.state == "down"
+            assert [r.getMessage() for r in caplog.records if r.name == "router"] == [
+                "producer-0 answers /health, but /v1/models with 401: not used"
+            ]
+
+    loop.run(asyncio.wait_for(asked(), 60))
+
+
 @pytest.mark.parametrize(
     "models",
     [

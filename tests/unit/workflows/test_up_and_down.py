@@ -112,6 +112,35 @@ def test_an_engine_that_dies_takes_all_down_and_leaves_its_log(
     assert stack_status(lab.home, "pdkit").healthy, "and the next start is not in its way"
 
 
+def test_keys_of_the_users_shell_do_not_reach_the_engines(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sk-of-the-shell")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    lab.up(lab.spec(timeouts={"ready_s": 20, "stop_s": 5}))
+    lab.ask()
+    said = [line for line in lab.lines if "this shell" in line]
+    assert said == [
+        "VLLM_API_KEY of this shell does not reach the services; use --api-key-file instead, for a "
+        "key that clients must send",
+        "VLLM_LOGGING_LEVEL of this shell does not reach the services; engine.env in deploy.yaml "
+        "does",
+    ]
+    stop_stack(lab.home, "pdkit", lab.lines.append)
+
+
+@pytest.mark.parametrize("whom", ["producer", "consumer"])
+def test_an_engine_that_refuses_its_stack_is_named_at_once(lab: Lab, whom: str) -> None:
+    """It says that it is healthy, and the router would wait for it until `ready_s`."""
+    lab.faults.write_text(f"{whom}:own-key")
+    with pytest.raises(StackUnhealthy) as caught:
+        lab.up(lab.spec())
+    assert f"{whom}-0 answers /v1/models with 401" in caught.value.message
+    assert caught.value.exit_code == 4
+    assert "image" in caught.value.hint
+    assert lab.pids() == []
+
+
 def test_too_little_memory_names_the_setting_that_is_the_cause(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

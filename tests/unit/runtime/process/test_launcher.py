@@ -122,14 +122,21 @@ class TestStart:
         launched.process.wait()
         assert Path(launched.record.log).read_text() == f"{expected}\n"
 
+    @pytest.mark.parametrize(
+        "name",
+        ["LMCACHE_CHUNK_SIZE", "VLLM_API_KEY", "VLLM_KV_CACHE_LAYOUT", "PROMETHEUS_MULTIPROC_DIR"],
+    )
     def test_settings_of_the_users_shell_do_not_reach_the_engines(
-        self, start: Start, monkeypatch: pytest.MonkeyPatch
+        self, start: Start, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
-        """LMCache lets its variables overrule its file, so that the plan would not hold."""
-        monkeypatch.setenv("LMCACHE_CHUNK_SIZE", "16")
-        _, launched = start("import os; print(os.environ.get('LMCACHE_CHUNK_SIZE'))")
+        """LMCache and vLLM let their variables overrule what the plan says."""
+        monkeypatch.setenv(name, "16")
+        _, launched = start(f"import os; print(os.environ.get('{name}'))")
         launched.process.wait()
         assert Path(launched.record.log).read_text() == "None\n"
+        _, launched = start(f"import os; print(os.environ.get('{name}'))", env={name: "ours"})
+        launched.process.wait()
+        assert "ours" in Path(launched.record.log).read_text()
 
     def test_a_first_start_begins_a_new_log_and_a_repair_continues_it(
         self, start: Start, launcher: ProcessLauncher

@@ -64,7 +64,11 @@ class Engine:
         if path == "/health":
             return 200, ""
         if path == "/v1/models":
-            return 200, {"data": [{"id": "tiny", "max_model_len": int(self.options.max_model_len)}]}
+            # A key that neither the router nor the kit has.
+            own_key = "VLLM_API_KEY" in os.environ or self.has_fault("own-key")
+            return 401 if own_key else 200, {
+                "data": [{"id": "tiny", "max_model_len": int(self.options.max_model_len)}]
+            }
         if path == "/metrics":
             return 200, self.metrics()
         if path == "/tokenize":
