@@ -196,7 +196,11 @@ class StackSpec(Strict, defer_build=False):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] = Field(
         "pdkit", description="stack name; stacks with different names run side by side"
     )
-    vendor: VendorChoice = Field("auto", description="auto takes the GPUs that are found, else cpu")
+    vendor: VendorChoice = Field(
+        "auto",
+        description="auto takes the GPUs that are found, or cpu if nothing hints "
+        "at GPUs and gpus is not set",
+    )
     runtime: RuntimeChoice = Field(
         "auto", description="auto takes compose if Docker answers, else process"
     )

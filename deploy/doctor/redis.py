@@ -97,7 +97,7 @@ def _break_even(seen: Seen) -> Verdict | None:
         return warn(
             str(seen.measured),
             "Redis and LMCache cost more than they save with this model on this machine",
-            "deploy bench sweep --gpus N finds the topology that serves a load best",
+            "deploy bench sweep --gpus N, or --engines N on CPUs, finds the best topology",
         )
     return ok(str(seen.measured))
 

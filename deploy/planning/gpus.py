@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import Vendor
-from deploy.errors import Changes, MissingGpus, NamedSetting
+from deploy.errors import Changes, MissingGpus, NamedSetting, Words
 from deploy.planning.inventory import FIRST_RENDER_MINOR, ROCM_GROUPS, Gpu, Inventory
 from deploy.planning.topology import NO_SPLIT, Topology, gpus_needed, resolve_topology
 
@@ -39,6 +39,27 @@ def gpu_need(spec: StackSpec, vendor: Vendor, inventory: Inventory) -> GpuNeed:
     seen = len(inventory.gpus_of(vendor.name))
     topology = resolve_topology(spec, vendor, seen)
     return GpuNeed(topology, seen, gpus_needed(spec, vendor, topology, seen))
+
+
+def require_cpus_meant(spec: StackSpec, inventory: Inventory) -> None:
+    """Check that a machine without usable GPUs may run engines on CPUs though nobody chose that.
+
+    Raises:
+        MissingGpus: GPUs are asked for, or are there and cannot be used.
+    """
+    if spec.gpus is not None:
+        why: Words = (NamedSetting("gpus"), f" {spec.gpus}, but no usable GPU was found")
+    elif inventory.unusable:
+        why = ("no GPU can be used, though this machine seems to have one",)
+    else:
+        return
+    raise MissingGpus(
+        why,
+        retry=(_NO_GPUS,),
+        note="for engines on CPUs",
+        hint="deploy plan --inventory FILE for another machine",
+        details=inventory.seen,
+    )
 
 
 def with_assumed_gpus(inventory: Inventory, vendor: Vendor, count: int) -> Inventory:

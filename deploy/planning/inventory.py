@@ -44,6 +44,7 @@ class Inventory:
             kinds of the Container Device Interface, such as 'nvidia.com/gpu'; empty if it
             cannot, or was not asked.
         seen: what detection looked at, one line each, for messages.
+        unusable: vendors of which there are GPUs or a driver, and no GPU that can be used.
     """
 
     cpus: int
@@ -53,6 +54,7 @@ class Inventory:
     gpu_groups: tuple[int, ...] = ()
     container_gpus: tuple[str, ...] = ()
     seen: tuple[str, ...] = ()
+    unusable: tuple[GpuVendor, ...] = ()
 
     def gpus_of(self, vendor: str) -> tuple[Gpu, ...]:
         """Return the GPUs of a vendor, in the order of their indices."""
@@ -67,6 +69,7 @@ def inventory_from(values: Mapping[str, Any]) -> Inventory:
     Raises:
         KeyError, TypeError: a field is missing or unknown.
     """
-    lists = {name: tuple(values[name]) for name in ("gpu_groups", "container_gpus", "seen")}
+    names = ("gpu_groups", "container_gpus", "seen", "unusable")
+    lists = {name: tuple(values.get(name, ())) for name in names}
     gpus = tuple(Gpu(**gpu) for gpu in values["gpus"])
     return Inventory(**{**values, **lists, "gpus": gpus})

@@ -10,6 +10,7 @@ from deploy.planning.plan import Plan
 from deploy.planning.rates import rate_note
 from deploy.planning.topology import Topology
 
+NO_GPU_FOUND = "no GPU found: using CPUs"
 _SMALL_STORE_MIB = 1024
 _SMALL_PART_MIB = 512  # of KV or staging, for each rank
 _MORE_MEMORY = "stop other programs, or use a machine with more memory"

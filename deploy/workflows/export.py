@@ -17,7 +17,6 @@ from deploy.planning.inventory import Inventory
 from deploy.planning.machines import across, network_note
 from deploy.planning.plan import Plan, make_plan
 from deploy.planning.rates import rate_note
-from deploy.runtime.detect import detected_vendor
 from deploy.runtime.home import Home
 from deploy.stack.build import build_stack
 from deploy.stack.cluster.folder import Form, exported
@@ -29,6 +28,7 @@ from deploy.stack.layout import HUB_TOKEN, MODELS
 from deploy.stack.service import container_of
 from deploy.stack.visible_secrets import refuse_visible_secrets
 from deploy.workflows.cluster_document import cluster_document, cluster_layout
+from deploy.workflows.facts import chosen_vendor
 from deploy.workflows.prepare import find_model, installed_kit
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images
 from deploy.workflows.user_redis import require_url_for_pods
@@ -195,7 +195,7 @@ def _vendors(spec: StackSpec, inventory: Inventory | None) -> tuple[str, ...]:
     if spec.vendor != "auto":
         return (spec.vendor,)
     if inventory:
-        return (detected_vendor(inventory),)
+        return (chosen_vendor(spec, inventory),)
     if spec.image:
         raise ConfigError(
             f"'{spec.image}' is an image for one vendor",

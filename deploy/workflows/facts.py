@@ -14,7 +14,7 @@ from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import PdkitError
 from deploy.home_folder import default_hub_cache
-from deploy.planning.gpus import gpu_need, with_assumed_gpus
+from deploy.planning.gpus import gpu_need, require_cpus_meant, with_assumed_gpus
 from deploy.planning.inventory import Inventory
 from deploy.runtime.compose.docker import docker_answers, docker_info, engine_answers, is_rootless
 from deploy.runtime.detect import detect_host, detect_inventory, detected_vendor
@@ -56,7 +56,7 @@ def stated_facts(
     info = docker_info() if asks and engine_answers() else None
     here = inventory or (detect_inventory(info) if looks else detect_host())
     machine = inventory or with_needed_gpus(spec, here)
-    vendor = _vendor(spec, machine)
+    vendor = chosen_vendor(spec, machine)
     chosen = spec.runtime if spec.runtime != "auto" else runtime
     if chosen == "process":
         installed = _installed(spec) if not inventory and here.gpus_of(vendor) else _UNKNOWN
@@ -77,13 +77,22 @@ def _installed(spec: StackSpec) -> tuple[str | None, str | None]:
     return _UNKNOWN
 
 
-def _vendor(spec: StackSpec, machine: Inventory) -> str:
-    return spec.vendor if spec.vendor != "auto" else detected_vendor(machine)
+def chosen_vendor(spec: StackSpec, machine: Inventory) -> str:
+    """Return the vendor: the one that is named, else that of the GPUs, else 'cpu'.
+
+    Raises:
+        MissingGpus: no vendor is named, and GPUs are asked for or are there, but cannot be used.
+    """
+    if spec.vendor != "auto":
+        return spec.vendor
+    if not machine.gpus:
+        require_cpus_meant(spec, machine)
+    return detected_vendor(machine)
 
 
 def with_needed_gpus(spec: StackSpec, machine: Inventory) -> Inventory:
     """Return a machine with the GPUs that a spec needs; missing ones are assumed."""
-    row = vendor_named(_vendor(spec, machine))
+    row = vendor_named(chosen_vendor(spec, machine))
     return with_assumed_gpus(machine, row, gpu_need(spec, row, machine).needed)
 
 

@@ -13,11 +13,12 @@ from deploy.config.fields import MAX_COUNT
 from deploy.config.model import Model, cached_models
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
-from deploy.errors import ConfigError, PdkitError
+from deploy.errors import ConfigError, MissingGpus, PdkitError
 from deploy.home_folder import default_hub_cache
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import make_plan
-from deploy.runtime.detect import detect_inventory, detected_vendor
+from deploy.runtime.detect import detect_inventory
+from deploy.workflows.facts import chosen_vendor
 
 _SHOWN_MODELS = 10
 
@@ -37,9 +38,13 @@ class InitSurvey:
 
 
 def survey_machine() -> InitSurvey:
-    """Return the vendor, the number of GPUs and the model to use on this machine."""
+    """Return the vendor, the number of GPUs and the model to use on this machine.
+
+    Raises:
+        MissingGpus: there are GPUs, but none can be used.
+    """
     inventory = detect_inventory()
-    vendor = detected_vendor(inventory)
+    vendor = _vendor(inventory)
     gpus = inventory.gpus_of(vendor)
     cached = cached_models(default_hub_cache())
     settings: dict[str, str | int] = {"vendor": vendor}
@@ -47,6 +52,21 @@ def survey_machine() -> InitSurvey:
         settings["gpus"] = min(len(gpus), MAX_COUNT)
     settings["model"] = _model(settings, inventory, cached)
     return InitSurvey(settings, _machine(inventory), tuple(model.ref for model in cached))
+
+
+def _vendor(inventory: Inventory) -> str:
+    """Return the vendor of this machine.
+
+    Raises:
+        MissingGpus: there are GPUs, but none can be used.
+    """
+    try:
+        return chosen_vendor(StackSpec(), inventory)
+    except MissingGpus as exc:
+        # `init` has no option for a vendor.
+        raise MissingGpus(
+            exc.message, hint="deploy up --vendor cpu, for engines on CPUs", details=exc.details
+        ) from exc
 
 
 def write_example(file: Path, survey: InitSurvey) -> None:

@@ -110,9 +110,11 @@ class Prepared:
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know beside the plan's numbers, one line each."""
-        from deploy.planning.notes import plan_notes
+        from deploy.planning.notes import NO_GPU_FOUND, plan_notes
 
         notes = plan_notes(self.plan, self.inventory)
+        if self.spec.vendor == "auto" and not self.plan.vendor.has_gpus:
+            notes = (NO_GPU_FOUND, *notes)
         return (*notes, str(self.measured)) if self.measured else notes
 
 

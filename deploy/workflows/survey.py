@@ -17,11 +17,13 @@ from deploy.doctor.seen import DockerSeen, StepOutcome
 from deploy.errors import MachineError, PdkitError, UsageError
 from deploy.planning.gpus import allot, gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
+from deploy.planning.notes import NO_GPU_FOUND
 from deploy.runtime.compose.docker import docker_info, is_rootless, require_compose
-from deploy.runtime.detect import detect_inventory, detected_vendor
+from deploy.runtime.detect import detect_inventory
 from deploy.runtime.home import Home
 from deploy.runtime.host import engine_versions
 from deploy.workflows.facts import (
+    chosen_vendor,
     containers_here,
     found_programs,
     named_programs,
@@ -124,8 +126,17 @@ def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Surve
     """
     docker, info = _see_docker(spec, policy)
     there = detect_inventory(info)
-    vendor = spec.vendor if spec.vendor != "auto" else detected_vendor(there)
-    machine = _machine(spec, vendor, without_held_gpus(there, home, spec.name), policy)
+    vendor: str | None = spec.vendor
+    if vendor == "auto":
+        vendor = policy.take("gpus", lambda: chosen_vendor(spec, there), _says_vendor)
+        if vendor == "cpu":
+            report(NO_GPU_FOUND)
+    if vendor is None:  # go on as if its GPUs could be used
+        vendor = next(iter(there.unusable), "cuda")
+        row = vendor_named(vendor)
+        machine = with_assumed_gpus(there, row, gpu_need(spec, row, there).needed)
+    else:
+        machine = _machine(spec, vendor, without_held_gpus(there, home, spec.name), policy)
     if not (docker and docker.chosen):
         facts = Facts(machine, vendor, "process", *_programs(spec, vendor, policy, report))
         return Survey(facts, docker, info)
@@ -136,6 +147,10 @@ def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Surve
         images = containers_here(spec, stack_images(spec, vendor), info)
         facts = replace(facts, software=images)
     return Survey(facts, docker, info)
+
+
+def _says_vendor(vendor: str) -> str:
+    return NO_GPU_FOUND if vendor == "cpu" else f"vendor {vendor}"
 
 
 def _see_docker(

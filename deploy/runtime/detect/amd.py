@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.planning.inventory import Gpu
 from deploy.runtime.detect.amd_tools import AMD_SMI, ROCM_SMI, Card, parse_amd_smi, parse_rocm_smi
-from deploy.runtime.detect.found import Found, counted, visible_positions
+from deploy.runtime.detect.found import Found, counted, hides_all, visible_positions
 from deploy.runtime.detect.kfd import (
     KfdGpu,
     device_groups,
@@ -16,10 +16,12 @@ from deploy.runtime.detect.kfd import (
     product_name,
     read_kfd,
 )
+from deploy.runtime.detect.pci import without_driver
 from deploy.runtime.detect.tool import Tools, first_line
 
 # Less than a GPU for serving has, more than the graphics unit of a processor.
 SMALL_MIB = 8 * 1024
+_HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 _TOOLS: tuple[tuple[tuple[str, ...], Callable[[str], tuple[Card, ...]]], ...] = (
     (AMD_SMI, parse_amd_smi),
@@ -31,18 +33,22 @@ def find_amd(tools: Tools, root: Path = Path("/")) -> Found:
     """Return the AMD GPUs that this machine offers to this user; asks no tool if there are none."""
     listed = read_kfd(root)
     if not device_present(root):
-        return Found(seen=("/dev/kfd does not exist",))
+        there = without_driver("rocm", root)
+        return Found(seen=("/dev/kfd does not exist", *there), unusable=bool(there))
     if not listed:
-        return Found(seen=("/dev/kfd: exists, but has no GPU that ROCm can use",))
+        return Found(seen=("/dev/kfd: exists, but has no GPU that ROCm can use",), unusable=True)
     cards, tool_lines = _ask(tools)
     gpus = tuple(
         _gpu(index, gpu, matching(gpu, index, cards, len(listed)), product_name(gpu, root))
         for index, gpu in enumerate(listed)
     )
     kept, left_out = without_small(gpus)
+    whole = kept
     kept, hidden = _visible(kept, listed, tools.environ)
+    meant = whole and any(hides_all(tools.environ.get(name, "0")) for name in _HIDING)
     groups = device_groups([gpu.render_node for gpu in kept], root) if kept else ()
-    return Found(kept, (*_kfd_lines(listed, gpus, root), *tool_lines, *left_out, *hidden), groups)
+    seen = (*_kfd_lines(listed, gpus, root), *tool_lines, *left_out, *hidden)
+    return Found(kept, seen, groups, unusable=not kept and not meant)
 
 
 def _ask(tools: Tools) -> tuple[tuple[Card, ...], tuple[str, ...]]:

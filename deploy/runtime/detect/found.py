@@ -16,11 +16,13 @@ class Found:
     Attributes:
         seen: one plain line for each thing that was looked at or left out.
         groups: numbers of the groups that own the device files; ROCm only.
+        unusable: there are GPUs or a driver, and no GPU that can be used.
     """
 
     gpus: tuple[Gpu, ...] = ()
     seen: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()
+    unusable: bool = False
 
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -33,6 +35,11 @@ def counted(devices: Iterable[tuple[str, int]]) -> str:
     """
     kinds = Counter(f"{name}, {mib} MiB" if mib else name for name, mib in devices)
     return "; ".join(f"{count} {_TIMES} {kind}" for kind, count in kinds.items())
+
+
+def hides_all(setting: str) -> bool:
+    """Tell whether a `*_VISIBLE_DEVICES` is meant to hide every GPU."""
+    return setting.strip().lower() in ("", "-1", "none", "void", "nodevfiles")
 
 
 def visible_positions(setting: str, uuids: Sequence[str]) -> tuple[int, ...]:

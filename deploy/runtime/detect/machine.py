@@ -44,6 +44,7 @@ def detect_inventory(
         gpu_groups=amd.groups,
         container_gpus=container_gpus(docker_info, kinds),
         seen=(*nvidia.seen, *amd.seen),
+        unusable=(*(("cuda",) if nvidia.unusable else ()), *(("rocm",) if amd.unusable else ())),
     )
     return _with_choice(inventory)
 

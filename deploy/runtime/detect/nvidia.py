@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from deploy.planning.inventory import Gpu
-from deploy.runtime.detect.found import Found, counted, visible_positions
-from deploy.runtime.detect.tool import ToolOutput, Tools, first_line
+from deploy.runtime.detect.found import Found, counted, hides_all, visible_positions
+from deploy.runtime.detect.pci import without_driver
+from deploy.runtime.detect.tool import NOT_INSTALLED, ToolOutput, Tools, first_line
 
 FIELDS = ("index", "uuid", "name", "memory.total", "compute_cap", "mig.mode.current")
 # Drivers before 510 lack the capability, and before 450 the MIG mode.
@@ -82,9 +83,13 @@ def find_nvidia(tools: Tools, host_memory_mib: int) -> Found:
     # It may list the GPUs and then end with an error, such as a damaged infoROM on one of them.
     listed = parse_gpus(answer.stdout, fields)
     if not listed:
-        return Found(seen=(f"nvidia-smi: {_why_none(answer)}",))
+        why = _why_none(answer)
+        there = without_driver("cuda", tools.root) if why == NOT_INSTALLED else ()
+        unusable = bool(there) or why != NOT_INSTALLED
+        return Found(seen=(f"nvidia-smi: {why}", *there), unusable=unusable)
     gpus, seen = usable(listed, host_memory_mib)
-    return restrict(Found(gpus, seen), listed, tools.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = Found(gpus, seen, unusable=not gpus)
+    return restrict(found, listed, tools.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _why_none(answer: ToolOutput) -> str:
@@ -122,7 +127,7 @@ def usable(
         at = one.gpu.index
         if one.mig:
             notes.append(
-                f"GPU {at} is left out: MIG is enabled (nvidia-smi -i {at} -mig 0 ends it)"
+                f"GPU {at} is left out: MIG is enabled (sudo nvidia-smi -i {at} -mig 0 ends it)"
             )
         elif one in shared:
             gpus.append(replace(one.gpu, memory_mib=host_memory_mib // len(shared)))
@@ -131,9 +136,10 @@ def usable(
             gpus.append(one.gpu)
         else:
             notes.append(f"GPU {at} is left out: its memory reads '{one.memory}'")
-    kinds = (
-        counted((gpu.name, gpu.memory_mib) for gpu in gpus) or "no GPU that is available as a whole"
-    )
+    none = "no GPU that is available as a whole"
+    if any(one.mig for one in listed):
+        none += "; engines do not run on MIG instances"
+    kinds = counted((gpu.name, gpu.memory_mib) for gpu in gpus) or none
     return tuple(gpus), tuple(f"nvidia-smi: {line}" for line in (kinds, *notes))
 
 
@@ -148,4 +154,5 @@ def restrict(found: Found, listed: Sequence[NvidiaGpu], setting: str | None) -> 
     note = f"CUDA_VISIBLE_DEVICES={setting}: leaves {kept}"
     if "MIG-" in setting:
         note += "; MIG instances are not used"
-    return replace(found, gpus=gpus, seen=(*found.seen, note))
+    unusable = not gpus and not hides_all(setting)
+    return replace(found, gpus=gpus, seen=(*found.seen, note), unusable=unusable)

@@ -16,10 +16,11 @@ from deploy.benchmark.sweep import BEST_FILE, SWEEP_FILE, Sweep, read_sweep
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError, MachineError, PdkitError, UsageError
-from deploy.runtime.detect import detect_inventory, detected_vendor
+from deploy.runtime.detect import detect_inventory
 from deploy.runtime.home import Home
 from deploy.runtime.ports import free_base
 from deploy.workflows.bench import BenchOptions
+from deploy.workflows.facts import chosen_vendor
 
 # Not 8000, which the user's own stack may have.
 _FIRST_PORT, _PORTS = 18000, 100
@@ -57,9 +58,8 @@ def plan_sweep(
         UsageError: there is nothing to compare, or no stack can be planned.
         MachineError: no stack can be started here.
     """
-    vendor = vendor_named(
-        detected_vendor(detect_inventory()) if spec.vendor == "auto" else spec.vendor
-    )
+    named = spec.vendor != "auto"
+    vendor = vendor_named(spec.vendor if named else chosen_vendor(spec, detect_inventory()))
     candidates = _candidates(spec, listed, has_gpus=vendor.has_gpus)
     asked = spec.model_dump(mode="json", exclude_unset=True)
     stacks: dict[str, StackSpec] = {}
@@ -83,7 +83,7 @@ def plan_sweep(
         left_out, why = next(iter(refused.items()))
         raise MachineError(
             f"bench sweep: nothing to compare {fitting.pop()} with; {left_out}: {why.message}",
-            hint="deploy bench sweep --gpus 2, or name other --topologies",
+            hint=f"deploy bench sweep {_counted_by(vendor.has_gpus)} 2, or name other --topologies",
         )
     return Planned(without_split(asked, plain=False), vendor.slot, stacks, refused)
 
@@ -109,16 +109,20 @@ def _candidates(spec: StackSpec, listed: str | None, *, has_gpus: bool) -> Seque
     elif spec.gpus is None:
         raise UsageError(
             f"bench sweep: no number of {unit}s to split",
-            hint="deploy bench sweep --gpus 4, or --topologies 1p1d,2a",
+            hint=f"deploy bench sweep {_counted_by(has_gpus)} 4, or --topologies 1p1d,2a",
         )
     else:
         found = feasible(spec.gpus, has_gpus=has_gpus)
     if len(found) < 2:
         raise UsageError(
             f"bench sweep: nothing to compare {found[0].name} with",
-            hint="deploy bench sweep --gpus 2, or name more --topologies",
+            hint=f"deploy bench sweep {_counted_by(has_gpus)} 2, or name more --topologies",
         )
     return found
+
+
+def _counted_by(has_gpus: bool) -> str:
+    return "--gpus" if has_gpus else "--engines"
 
 
 def sweep_port(spec: StackSpec) -> int:

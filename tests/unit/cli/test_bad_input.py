@@ -315,7 +315,7 @@ CASES: dict[str, Case] = {
     ),
     "a sweep of nothing": Case(
         ("bench", "sweep", "--vendor", "cpu"), 2, ("no number of engines to split",),
-        "deploy bench sweep --gpus 4", "usage",
+        "deploy bench sweep --engines 4", "usage",
     ),
     "a sweep of what is no topology": Case(
         ("bench", "sweep", "--topologies", "1p1d,3x"), 2, ("--topologies: '3x' is not",),

@@ -40,6 +40,9 @@ BOTH = replace(
     gpus=(*machine_with("cuda", 0).gpus, *machine_with("rocm", 0, 1).gpus),
 )
 
+# The driver does not work.
+BROKEN = replace(MACHINE, seen=("nvidia-smi: failed with 18: ...",), unusable=("cuda",))
+
 
 class TestUser:
     @pytest.mark.parametrize(
@@ -100,6 +103,44 @@ class TestStated:
         assert stated_facts(good, MACHINE, runtime="compose").vendor == "cuda"
         allowed = spec(**broken, allow_untested=True)
         assert stated_facts(allowed, MACHINE, runtime="compose").vendor == "cuda"
+
+
+class TestVendor:
+    """'auto' is CPUs only where nothing speaks for GPUs."""
+
+    @pytest.mark.parametrize("probe", [True, False])
+    def test_auto_is_cpu_where_there_is_no_sign_of_gpus(
+        self, spec: Make, monkeypatch: pytest.MonkeyPatch, probe: bool
+    ) -> None:
+        monkeypatch.setattr(facts_module, "detect_inventory", lambda *_: MACHINE)
+        assert stated_facts(spec(), None, runtime="process", probe=probe).vendor == "cpu"
+
+    @pytest.mark.parametrize(
+        ("fields", "machine", "words"),
+        [
+            ({"gpus": 4}, MACHINE, "--gpus 4"),
+            ({"gpus": 4}, BROKEN, "--gpus 4"),
+            ({}, BROKEN, "no GPU can be used"),
+            ({"topology": "2p2d"}, BROKEN, "no GPU can be used"),
+        ],
+    )
+    def test_auto_is_refused_where_gpus_are_meant(
+        self,
+        spec: Make,
+        monkeypatch: pytest.MonkeyPatch,
+        fields: dict[str, Any],
+        machine: Inventory,
+        words: str,
+    ) -> None:
+        monkeypatch.setattr(facts_module, "detect_inventory", lambda *_: machine)
+        with pytest.raises(MissingGpus) as caught:
+            stated_facts(spec(**fields), None, runtime="process")
+        assert caught.value.exit_code == 3
+        assert words in caught.value.message
+        assert "--vendor cpu" in caught.value.hint
+        assert caught.value.details == machine.seen
+        named = spec(**fields, vendor="cpu")
+        assert stated_facts(named, None, runtime="process").vendor == "cpu"
 
 
 class TestRuntime:
@@ -330,3 +371,43 @@ class TestHubToken:
             hub_token(spec(hf_token_file=str(file)))
         assert str(file) in caught.value.message
         assert caught.value.hint
+
+
+class TestDoctor:
+    """Its survey notes that no GPU can be used, and goes on as if they could."""
+
+    @pytest.mark.parametrize(
+        ("fields", "machine", "said"),
+        [
+            ({}, MACHINE, ("cpu", "")),
+            ({}, BROKEN, ("cuda", "no GPU can be used")),
+            ({}, replace(BROKEN, unusable=("rocm",)), ("rocm", "no GPU can be used")),
+            ({"gpus": 2}, MACHINE, ("cuda", "--gpus 2, but no usable GPU")),
+        ],
+    )
+    def test_a_vendor_that_cannot_be_settled(
+        self,
+        spec: Make,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        fields: dict[str, Any],
+        machine: Inventory,
+        said: tuple[str, str],
+    ) -> None:
+        vendor, trouble = said
+        monkeypatch.setattr(survey_module, "detect_inventory", lambda _: machine)
+        monkeypatch.setattr(survey_module, "found_programs", lambda *_: Programs("py", "redis"))
+        monkeypatch.setattr(survey_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
+        steps, lines = NotedSteps(), list[str]()
+        home = Home(tmp_path / "state", tmp_path / "cache")
+        found = survey(spec(runtime="process", **fields), home, steps, lines.append)
+        assert found.facts.vendor == vendor
+        assert trouble in steps.outcomes["gpus"].trouble
+        assert bool(trouble) == bool(steps.outcomes["gpus"].trouble)
+        if trouble:
+            assert "deploy up" in steps.outcomes["gpus"].fix
+            assert "--vendor cpu" in steps.outcomes["gpus"].fix
+            assert len(found.facts.inventory.gpus_of(vendor)) == 2, "assumed, to judge the rest"
+        else:
+            assert "no GPU found: using CPUs" in lines
+            assert steps.outcomes["gpus"].says == "no GPU found: using CPUs"

@@ -54,6 +54,14 @@ class Machine:
             f' < "{self.root}/{name}.err"\nexit {code}',
         )
 
+    def has_on_bus(self, maker: str, kind: str, *, count: int = 1) -> None:
+        """Put devices of a maker and a class on the PCI bus, without a driver."""
+        for at in range(count):
+            device = self.root / f"sys/bus/pci/devices/0000:{at:02x}:00.0"
+            device.mkdir(parents=True)
+            (device / "vendor").write_text(f"{maker}\n")
+            (device / "class").write_text(f"{kind}\n")
+
     def calls(self, name: str) -> list[str]:
         path = self.root / f"{name}.calls"
         return path.read_text().splitlines() if path.exists() else []

@@ -60,6 +60,25 @@ class TestOutcomes:
     def test_a_missing_nvidia_smi_is_reported(self, machine: Machine) -> None:
         found = find_nvidia(machine.tools, HOST_MIB)
         assert (found.gpus, found.seen) == ((), ("nvidia-smi: not installed",))
+        assert not found.unusable
+
+    @pytest.mark.parametrize(
+        ("maker", "kind", "counts"),
+        [
+            ("0x10de", "0x030200", True),
+            ("0x10de", "0x030000", True),
+            ("0x10de", "0x040300", False),  # the sound of a graphics card
+            ("0x8086", "0x030000", False),
+        ],
+    )
+    def test_gpus_without_a_driver_are_seen_on_the_bus(
+        self, machine: Machine, maker: str, kind: str, counts: bool
+    ) -> None:
+        machine.has_on_bus(maker, kind, count=2)
+        found = find_nvidia(machine.tools, HOST_MIB)
+        assert (found.gpus, found.unusable) == ((), counts)
+        line = ("PCI bus: 2 NVIDIA GPUs, and no driver that works",) if counts else ()
+        assert found.seen == ("nvidia-smi: not installed", *line)
 
     def test_gpus_are_found_by_nvidia_smi(self, machine: Machine) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/rtx4090x2.csv"))
@@ -85,8 +104,9 @@ class TestOutcomes:
     ) -> None:
         machine.prints("nvidia-smi", recorded(f"nvidia/{text}.txt"), code=code)
         found = find_nvidia(machine.tools, HOST_MIB)
-        assert found.gpus == ()
+        assert (found.gpus, found.unusable) == ((), True)
         assert f"nvidia-smi: {says}" in about(found.seen, "nvidia-smi")
+        assert machine.detect().unusable == ("cuda",)
 
     @pytest.mark.parametrize("text", ["\x07what?\n", ""])
     def test_invalid_output_of_nvidia_smi_is_reported(self, machine: Machine, text: str) -> None:
@@ -196,6 +216,7 @@ class TestVisibleDevices:
         assert f"leaves {len(indices)} of 8 NVIDIA GPUs" in about(
             found.seen, "CUDA_VISIBLE_DEVICES"
         )
+        assert found.unusable == (setting == "all"), "who hides them all wants CPUs"
 
     def test_uuids_and_their_beginnings(self, machine: Machine) -> None:
         text = recorded("nvidia/h100x8.csv")
@@ -211,8 +232,17 @@ class TestVisibleDevices:
         machine.prints("nvidia-smi", recorded("nvidia/a100x4_mig.csv"))
         machine.environ["CUDA_VISIBLE_DEVICES"] = "MIG-1c9bdb5a-3d4b-5c4e-9b3e-8d0b4d1ea8d5"
         found = find_nvidia(machine.tools, 1)
-        assert found.gpus == ()
+        assert (found.gpus, found.unusable) == ((), True)
         assert "MIG instances are not used" in about(found.seen, "CUDA_VISIBLE_DEVICES")
+
+    def test_gpus_that_are_all_in_mig_mode(self, machine: Machine) -> None:
+        text = recorded("nvidia/a100x4_mig.csv").replace("Disabled", "Enabled")
+        machine.prints("nvidia-smi", text)
+        found = find_nvidia(machine.tools, 1)
+        assert (found.gpus, found.unusable) == ((), True)
+        said = "\n".join(found.seen)
+        assert "GPU 3 is left out: MIG is enabled (sudo nvidia-smi -i 3 -mig 0 ends it)" in said
+        assert "available as a whole; engines do not run on MIG instances" in said
 
     def test_a_visible_gpu_in_mig_mode_is_left_out(self, machine: Machine) -> None:
         machine.prints("nvidia-smi", recorded("nvidia/a100x4_mig.csv"))
