@@ -258,9 +258,18 @@ class FixFailed(MachineError):
 
 
 class DockerUnavailable(MachineError):
-    """No Docker engine of this machine answers, or it has no usable Compose plugin."""
+    """No Docker engine of this machine answers, or it has no usable Compose plugin.
+
+    Attributes:
+        fix: the command that makes Docker usable; the hint may also name a way without Docker.
+    """
 
     code = "docker_unavailable"
+
+    def __init__(self, message: str, *, hint: str = "", fix: str = "") -> None:
+        """Make an error; the hint is by default `fix`."""
+        super().__init__(message, hint=hint or fix)
+        self.fix = fix or hint
 
 
 class StackLocked(MachineError):

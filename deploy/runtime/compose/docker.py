@@ -29,6 +29,10 @@ _PLUGIN_FOLDERS = (
 _USUAL_ADDRESS = "unix:///var/run/docker.sock"
 _OK = 200  # not http.HTTPStatus, whose import takes a fiftieth of the CPU of `plan`
 _HELP = re.compile(r"(See|Run) 'docker .*--help'")
+_DENIED = "permission denied; is this user in the group docker?"
+_DOWN = "it does not run"
+_INSTALL = "curl -fsSL https://get.docker.com | sudo sh"
+_OWN_ENGINE = "unset DOCKER_HOST, or docker context use default"
 _WITHOUT = "or run the stack as processes: deploy up --runtime process"
 
 
@@ -94,10 +98,11 @@ def answering_engine() -> str:
         raise DockerUnavailable(
             f"the Docker engine at {host} is on another machine, so folders of this machine "
             "cannot be mounted",
-            hint=f"unset DOCKER_HOST, or docker context use default; {_WITHOUT}",
+            hint=f"{_OWN_ENGINE}; {_WITHOUT}",
+            fix=_OWN_ENGINE,
         )
     if not Path(host.removeprefix("unix://")).exists():
-        raise _no_answer(host, "it does not run")
+        raise _no_answer(host, _DOWN)
     from deploy.runtime.http_get import HTTPException, get
 
     try:
@@ -110,10 +115,25 @@ def answering_engine() -> str:
 
 
 def _no_answer(host: str, why: str) -> DockerUnavailable:
-    return DockerUnavailable(
-        f"no Docker engine answers at {host} ({why})",
-        hint=f"sudo systemctl start docker, {_WITHOUT}",
+    return _unusable(f"no Docker engine answers at {host} ({why})", _remedy(host, why))
+
+
+def _remedy(host: str, why: str) -> str:
+    """Return the command that makes the engine at an address answer this user."""
+    if why == _DENIED:
+        return "sudo usermod -aG docker $USER, then log in again"
+    if why != _DOWN:
+        return "sudo systemctl restart docker"
+    if host.startswith("unix:///run/user/"):  # Docker without root
+        return "systemctl --user start docker"
+    named = os.environ.get("DOCKER_HOST", "")
+    return (
+        "unset DOCKER_HOST" if named and named != _USUAL_ADDRESS else "sudo systemctl start docker"
     )
+
+
+def _unusable(message: str, fix: str) -> DockerUnavailable:
+    return DockerUnavailable(message, hint=f"{fix}, {_WITHOUT}", fix=fix)
 
 
 def docker_info() -> Mapping[str, Any]:
@@ -131,10 +151,8 @@ def docker_info() -> Mapping[str, Any]:
             raise HTTPException(f"HTTP {page.status}: {page.text}")
         info: Mapping[str, Any] = json.loads(page.text)
     except (OSError, HTTPException, ValueError) as exc:
-        raise DockerUnavailable(
-            f"docker info failed ({reason_of(exc, _ASK_TIMEOUT_S)})",
-            hint=f"sudo systemctl restart docker, {_WITHOUT}",
-        ) from exc
+        why = reason_of(exc, _ASK_TIMEOUT_S)
+        raise _unusable(f"docker info failed ({why})", "sudo systemctl restart docker") from exc
     return info
 
 
@@ -154,15 +172,15 @@ def require_compose() -> tuple[int, ...]:
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
     wanted = ".".join(map(str, MIN_COMPOSE))
     if done.returncode or match is None:
-        raise DockerUnavailable(
+        raise _unusable(
             f"the Compose plugin is not installed (docker compose {wanted} or newer is needed)",
-            hint=f"sudo apt-get install docker-compose-plugin, {_WITHOUT}",
+            "sudo apt-get install docker-compose-plugin",
         )
     version = tuple(int(part) for part in match.groups(default="0"))
     if version < MIN_COMPOSE:
-        raise DockerUnavailable(
+        raise _unusable(
             f"docker compose is {match[0]}, and {wanted} or newer is needed",
-            hint=f"sudo apt-get install --only-upgrade docker-compose-plugin, {_WITHOUT}",
+            "sudo apt-get install --only-upgrade docker-compose-plugin",
         )
     return version
 
@@ -187,9 +205,7 @@ def run_docker(
             start_new_session=True,  # Ctrl-C is for pdkit alone, which acts between steps
         )
     except OSError as exc:
-        raise DockerUnavailable(
-            "the command docker is not installed", hint=f"install Docker, {_WITHOUT}"
-        ) from exc
+        raise _unusable("the command docker is not installed", _INSTALL) from exc
     except subprocess.TimeoutExpired as exc:
         raise MachineError(
             f"docker {arguments[0]} did not finish within {timeout_s:g} s",
@@ -209,9 +225,7 @@ def _engine_address() -> str:
     if os.environ.get("DOCKER_HOST"):
         return os.environ["DOCKER_HOST"]
     if shutil.which("docker") is None:
-        raise DockerUnavailable(
-            "the command docker is not installed", hint=f"install Docker, {_WITHOUT}"
-        )
+        raise _unusable("the command docker is not installed", _INSTALL)
     if not _context_chosen():  # the command starts slowly
         return _USUAL_ADDRESS
     wanted = ("context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
@@ -243,7 +257,7 @@ def reason_of(exc: Exception, waited_s: float) -> str:
     if "timed out" in text:
         return f"no answer in {waited_s:g} s"
     if "Permission" in text:
-        return "permission denied; is this user in the group docker?"
+        return _DENIED
     if "No such file" in text or "Connection refused" in text:
-        return "it does not run"
+        return _DOWN
     return text[:200]

@@ -70,6 +70,25 @@ class TestEnginePython:
             find_engine_python(python)
         assert "quickstart" in caught.value.hint
 
+    @pytest.mark.parametrize(
+        ("made", "runs"),
+        [
+            ((), False),
+            (("scripts/quickstart",), True),
+            (("scripts/quickstart", ".venv/.pdkit-installed"), True),
+            (("scripts/quickstart", ".venv/bin/python"), False),
+        ],
+    )
+    def test_quickstart_is_not_named_where_it_would_replace_the_users_own(
+        self, tmp_path: Path, made: tuple[str, ...], runs: bool
+    ) -> None:
+        for name in made:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).touch()
+        hint = host._engines_from(tmp_path)
+        assert hint.startswith(f"run {tmp_path}/scripts/quickstart, or") is runs
+        assert "engine.python" in hint
+
     @pytest.mark.parametrize("text", ["exit 1", "kill -9 $$"])
     def test_an_interpreter_that_does_not_run_is_refused(self, tmp_path: Path, text: str) -> None:
         with pytest.raises(MissingTool, match="does not run"):

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.config.compat import connector_of
 from deploy.config.spec import StackSpec
-from deploy.errors import ConfigError, DockerUnavailable, MissingGpus, StateError
+from deploy.errors import ConfigError, DockerUnavailable, MissingGpus, MissingTool, StateError
 from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.workflows import facts as facts_module
@@ -371,6 +371,49 @@ class TestHubToken:
             hub_token(spec(hf_token_file=str(file)))
         assert str(file) in caught.value.message
         assert caught.value.hint
+
+
+class TestNeither:
+    """Neither Docker nor the engines' software: Docker's state comes first."""
+
+    @pytest.fixture
+    def lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def without_docker() -> None:
+            raise DockerUnavailable(
+                "no Docker engine answers at unix:///s (permission denied)",
+                hint="sudo usermod, or run the stack as processes: deploy up --runtime process",
+                fix="sudo usermod",
+            )
+
+        def without_engines(*_: object) -> None:
+            raise MissingTool("the engines' interpreter py lacks vllm", hint="set engine.python")
+
+        monkeypatch.setattr(survey_module, "detect_inventory", lambda _: MACHINE)
+        monkeypatch.setattr(survey_module, "require_compose", without_docker)
+        monkeypatch.setattr(survey_module, "found_programs", without_engines)
+
+    @pytest.mark.usefixtures("lacking")
+    def test_auto_names_docker_first(self, spec: Make, tmp_path: Path) -> None:
+        home = Home(tmp_path / "state", tmp_path / "cache")
+        with pytest.raises(DockerUnavailable) as caught:
+            facts_here(spec(vendor="cpu"), home, lambda _: None)
+        assert caught.value.message == (
+            "no Docker engine answers at unix:///s (permission denied); for processes, "
+            "the engines' interpreter py lacks vllm"
+        )
+        assert caught.value.hint == "sudo usermod; or, for processes: set engine.python"
+        assert caught.value.exit_code == 3
+        steps = NotedSteps()
+        survey(spec(vendor="cpu"), home, steps, lambda _: None)
+        assert steps.outcomes["programs"].trouble == caught.value.message
+
+    @pytest.mark.usefixtures("lacking")
+    def test_processes_that_are_asked_for_are_not_about_docker(
+        self, spec: Make, tmp_path: Path
+    ) -> None:
+        home = Home(tmp_path / "state", tmp_path / "cache")
+        with pytest.raises(MissingTool, match=r"^the engines' interpreter py lacks vllm$"):
+            facts_here(spec(vendor="cpu", runtime="process"), home, lambda _: None)
 
 
 class TestDoctor:

@@ -170,6 +170,7 @@ class TestEngine:
     def test_a_missing_docker_command_is_an_error(self, kept: Path) -> None:
         with pytest.raises(DockerUnavailable, match="docker is not installed") as caught:
             answering_engine()
+        assert caught.value.fix == "curl -fsSL https://get.docker.com | sudo sh"
         assert "--runtime process" in caught.value.hint
         assert not docker_answers(kept)
         assert not engine_answers()
@@ -199,6 +200,35 @@ class TestEngine:
         assert f"{tmp_path}/no.sock" in caught.value.message
         assert "systemctl start docker" in caught.value.hint
         assert not docker_answers(kept)
+
+    @pytest.mark.parametrize(
+        ("host", "error", "fix"),
+        [
+            ("", "Permission denied", "sudo usermod -aG docker $USER, then log in again"),
+            ("", "Connection refused", "sudo systemctl start docker"),
+            ("unix:///run/user/1000/docker.sock", "Connection refused",
+             "systemctl --user start docker"),
+            ("unix:///run/podman/podman.sock", "Connection refused", "unset DOCKER_HOST"),
+            ("", "timed out", "sudo systemctl restart docker"),
+        ],
+    )  # fmt: skip
+    def test_each_state_of_docker_has_its_own_command(
+        self, monkeypatch: pytest.MonkeyPatch, host: str, error: str, fix: str
+    ) -> None:
+        def refuse(*_: object, **__: object) -> Page:
+            raise OSError(error)
+
+        monkeypatch.setenv("DOCKER_HOST", host)
+        monkeypatch.setattr(docker_module, "_engine_address", lambda: host or "unix:///var/s")
+        monkeypatch.setattr(Path, "exists", lambda _: True)
+        monkeypatch.setattr(http_get, "get", refuse)
+        answering_engine.cache_clear()
+        with pytest.raises(DockerUnavailable) as caught:
+            answering_engine()
+        assert caught.value.fix == fix
+        assert caught.value.hint.startswith(fix)
+        commands = ("usermod", "systemctl start", "--user start", "restart", "unset")
+        assert sum(one in caught.value.hint for one in commands) == 1
 
     def test_a_context_that_is_broken_means_the_usual_socket(self, docker_command: Install) -> None:
         docker_command("exit 1")
