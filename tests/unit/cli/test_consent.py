@@ -62,6 +62,7 @@ def test_a_found_file_cannot_name_the_redis_whose_keys_are_deleted(
     refused = down("--volumes")
     assert refused.code == 2
     assert "deploy.yaml sets redis.url_file" in refused.stderr
+    assert "try: deploy down --volumes -f deploy.yaml, which" in refused.stderr
     assert down().code == 0, "it reaches nothing"
     named = down("--volumes", "-f", "deploy.yaml")
     assert named.code != 2 and "keys pdkit:" in named.stderr, named
