@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.errors import StateError
+from deploy.runtime.own_files import opened_file, read_text
 
 BY_PERSON = "deploy drain"
 _BY_COMMAND = "restart:"
@@ -21,11 +23,22 @@ _LOCK_S = 10.0
 
 
 def drained_engines(file: Path) -> Mapping[str, str]:
-    """Return engine → by what it is drained; nothing if there is no file."""
+    """Return engine → by what it is drained; nothing if there is no file.
+
+    Raises:
+        StateError: it is there and cannot be read.
+    """
     try:
-        lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = [line.split() for line in read_text(file).splitlines()]
     except FileNotFoundError:
         return {}
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is not text"
+        raise StateError(
+            f"the list of drained engines {file} cannot be read: {why}",
+            hint=f"rm -r {shlex.quote(str(file))}, then deploy drain ENGINE for each that is to be "
+            "drained",
+        ) from exc
     found = {words[0]: BY_PERSON for words in lines if len(words) == 1}
     owned = {words[0]: words[1] for words in lines if len(words) == 2}
     if owned and _is_owned(file):
@@ -64,11 +77,11 @@ def _by_person(file: Path) -> set[str]:
 def _is_owned(file: Path) -> bool:
     """Tell whether a command holds the lock."""
     try:
-        with _lock_file(file).open("rb") as lock:
+        with opened_file(_lock_file(file)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:
+    except OSError:  # there is none, or something else lies in its place
         pass
     return False
 

@@ -6,10 +6,13 @@ import fcntl
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
+
+from deploy.errors import printable
+from deploy.runtime.own_files import read_text, remove_other
 
 EventKind = Literal[
     "died", "hung", "back", "failed", "crash_loop", "restarted", "drained", "undrained"
@@ -38,6 +41,7 @@ def note_event(file: Path, service: str, kind: EventKind, text: str) -> None:
 
     The lock keeps writers apart. A reader takes none: it skips a line that is not whole.
     """
+    remove_other(file)
     at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     line = json.dumps(asdict(ServiceEvent(at, service, kind, text))) + "\n"
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -53,15 +57,19 @@ def note_event(file: Path, service: str, kind: EventKind, text: str) -> None:
 def read_events(file: Path) -> Sequence[ServiceEvent]:
     """Return the last events, the oldest first; none where the file cannot be read."""
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-_KEPT:]
+        lines = read_text(file, errors="replace").splitlines()[-_KEPT:]
     except OSError:
         return []
     return [event for line in lines if (event := _event(line)) is not None]
 
 
 def _event(line: str) -> ServiceEvent | None:
-    """Parse a line; None if it is incomplete, or written by a later version."""
+    """Parse a line; None if it is incomplete, damaged, or written by a later version."""
     try:
-        return ServiceEvent(**json.loads(line))
-    except (ValueError, TypeError):
+        found = ServiceEvent(**json.loads(line))
+        datetime.fromisoformat(found.at)
+    except (ValueError, TypeError, RecursionError):
         return None
+    if not all(isinstance(value, str) for value in asdict(found).values()):
+        return None
+    return replace(found, service=printable(found.service), text=printable(found.text))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from deploy.planning.plan import Plan
 from deploy.runtime.home import Home
 from deploy.runtime.host import processor_name
+from deploy.runtime.own_files import read_json
 
 if TYPE_CHECKING:
     from deploy.planning.break_even import LastBenchmark
@@ -30,7 +30,7 @@ def key_of(model: str, processor: str, gpu: str) -> str:
 def read_measured(home: Home) -> dict[str, LastBenchmark]:
     """Return all measurements; empty if the file cannot be read."""
     try:
-        found = json.loads(home.measured_file.read_text(encoding="utf-8"))
+        found = read_json(home.measured_file)
         from deploy.planning.break_even import LastBenchmark
 
         made = {key: LastBenchmark(**one) for key, one in found.items()}

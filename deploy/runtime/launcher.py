@@ -129,13 +129,15 @@ def remove_files(root: Path, *, keep_logs: bool) -> None:
     """Remove a stack's folder, or all but its logs."""
     import shutil
 
+    if not root.is_dir():
+        root.unlink(missing_ok=True)  # something else lies in its place
     if not keep_logs:
         shutil.rmtree(root, ignore_errors=True)
         return
     for path in root.iterdir() if root.is_dir() else ():
         if path.name == "logs":
             continue
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -6,13 +6,15 @@ first lock, then waits for the second; the supervisor gives up if the first one 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import filelock
 
-from deploy.errors import PdkitError, StackLocked
+from deploy.errors import MachineError, PdkitError, StackLocked
+from deploy.runtime.own_files import remove_other
 
 _PLANNING_S = 60.0
 # Testing a lock takes it for a moment, which must not make another command fail.
@@ -23,8 +25,8 @@ _TURN_S = 30.0
 
 def is_locked(path: Path) -> bool:
     """Tell whether a command holds the lock of a stack."""
-    if not path.exists():
-        return False
+    if not path.is_file() or path.is_symlink():
+        return False  # nobody can hold anything else
     lock = filelock.FileLock(path, timeout=0)
     try:
         lock.acquire()
@@ -106,8 +108,18 @@ def held(
     Args:
         within_s: how long to wait for it.
         mode: the file's rights; by default, as the umask has it.
+
+    Raises:
+        MachineError: a folder with files in it lies in the lock's place.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        remove_other(path)
+    except OSError as exc:
+        raise MachineError(
+            f"{path} should be a lock file, and is a folder",
+            hint=f"rm -r {shlex.quote(str(path))}, then run the command again",
+        ) from exc
     lock = filelock.FileLock(path, timeout=within_s, mode=mode)
     try:
         lock.acquire(poll_interval=_POLL_S)

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from deploy.errors import printable
 from deploy.metrics.reading import Complaint
+from deploy.runtime.own_files import opened_file
 
 _TAIL_BYTES = 256 * 1024
 # Patterns are compiled when they are used: most commands read no log.
@@ -45,7 +46,7 @@ def last_lines(path: Path, count: int | None = None, *, since: int = 0) -> tuple
         since: where to begin, in bytes, if all are wanted.
     """
     try:
-        with path.open("rb") as file:
+        with opened_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             first = since if count is None else max(0, size - _TAIL_BYTES)
             if first < size:
@@ -105,7 +106,7 @@ class FileReader:
             self._offsets[name] = 0  # the file was truncated
         if size == self._offsets[name]:
             return []
-        with path.open("rb") as file:
+        with opened_file(path) as file:
             file.seek(self._offsets[name])
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]  # a line still being written waits for its end

@@ -7,8 +7,9 @@ import secrets as random_source
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.errors import ConfigError
+from deploy.errors import ConfigError, StateError
 from deploy.runtime.home import write_private
+from deploy.runtime.own_files import read_text
 
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 
@@ -30,7 +31,11 @@ class Secret:
 
 
 def ensure_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, Secret]:
-    """Return the secrets of those names, made and written where they are not there yet."""
+    """Return the secrets of those names, made and written where they are not there yet.
+
+    Raises:
+        StateError: one is there and cannot be read.
+    """
     return {name: _read(folder / name) or _make(folder / name) for name in names}
 
 
@@ -40,7 +45,11 @@ def keep_secret(folder: Path, name: str, value: str) -> None:
 
 
 def read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, Secret]:
-    """Return the secrets that are there; a missing one is left out."""
+    """Return the secrets that are there; a missing one is left out.
+
+    Raises:
+        StateError: one is there and cannot be read.
+    """
     found = {name: _read(folder / name) for name in names}
     return {name: secret for name, secret in found.items() if secret}
 
@@ -71,9 +80,15 @@ def fill_in(text: str, secrets: Mapping[str, Secret]) -> str:
 
 def _read(path: Path) -> Secret | None:
     try:
-        value = path.read_text(encoding="utf-8").strip()
+        value = read_text(path).strip()
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is not text"
+        raise StateError(
+            f"the secret {path} cannot be read: {why}",
+            hint="deploy down, which removes it with the stack; then deploy up",
+        ) from exc
     return Secret(value) if value else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,12 @@ from typing import Any
 from deploy import __version__
 from deploy.errors import StateError
 from deploy.runtime.home import write_private
+from deploy.runtime.own_files import read_json
 
 FORMAT = 2
+# What reading another version's values, or damaged ones, can raise; pydantic's error is a
+# ValueError.
+UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,19 @@ def read_state_file(path: Path, name: str) -> StateFile | None:
         StateError: the file is there and cannot be understood.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
         if raw["format"] > FORMAT:
             raise StateError(
                 f"the state of stack '{name}' was written by a newer pdkit ({path})",
                 hint="use that version of pdkit",
             )
+        if raw["name"] != name:
+            raise ValueError(f"it is that of a stack named {raw['name']!r}")
         services = {key: _record(key, value) for key, value in raw["services"].items()}
         stop_s = raw["spec"].get("timeouts", {}).get("stop_s")
         return StateFile(
-            name=raw["name"],
-            boot=raw["boot"],
+            name=name,
+            boot=str(raw["boot"]),
             runtime=str(raw["machine"].get("runtime", "")),
             stop_s=None if stop_s is None else float(stop_s),
             redis_client=str(raw["spec"].get("redis", {}).get("client", "")),
@@ -85,7 +92,7 @@ def read_state_file(path: Path, name: str) -> StateFile | None:
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, *UNFIT) as exc:
         raise StateError(
             f"the state file of stack '{name}' is broken: {path} ({type(exc).__name__}: {exc})",
             hint=f"deploy down --name {name}, which removes it and finds the processes without it",
@@ -93,10 +100,13 @@ def read_state_file(path: Path, name: str) -> StateFile | None:
 
 
 def _record(name: str, value: Mapping[str, Any]) -> ServiceRecord:
+    pid, start_time = int(value["pid"]), float(value["start_time"])
+    if pid < 0 or (pid and not 0 < start_time < math.inf):  # would fit other processes, too
+        raise ValueError(f"{name} has pid {pid} and start time {start_time}")
     return ServiceRecord(
         name=name,
-        pid=int(value["pid"]),
-        start_time=float(value["start_time"]),
+        pid=pid,
+        start_time=start_time,
         log=str(value["log"]),
         starts=int(value["starts"]),
         version=str(value["version"]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.errors import StateError
+from deploy.errors import MachineError, StateError
 from deploy.runtime.boot import remove_unit
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
@@ -39,51 +41,74 @@ def stop_stack(
 ) -> DownResult:
     """Stop a stack in any state. The caller holds its lock.
 
-    Services are found by their records, and by the mark that each of them carries: that also finds
-    those of a stack whose state file is broken. With `volumes`, what its engines stored in a Redis
-    of the user's own goes, too: the stack's, or where it was not up the one that `url_file` names.
+    Services are found by the mark that each of them carries, whatever the stack's files say; those
+    only tell what to report and how long to wait. With `volumes`, what its engines stored in a
+    Redis of the user's own goes, too: the stack's, or where it was not up the one that `url_file`
+    names.
 
     Raises:
         DockerUnavailable: its services are containers, and no Docker engine answers.
         ConfigError: `url_file` cannot be read.
+        MachineError: its services have ended, and its files cannot be removed.
     """
     files = home.stack(name)
+    was_there = os.path.lexists(files.state_file)
     try:
         state = read_state_file(files.state_file, name)
     except StateError as exc:
-        report(f"{exc.message}; looking for its services by their labels")
+        report(f"{exc.message}; looking for its services by their marks")
         state = None
+    try:
+        url = remaining_keys_url(files.secrets_dir, url_file if volumes else None)
+    except StateError as exc:
+        report(f"{exc.message}; keys that it left in your own Redis are not looked for")
+        url = ""
     records = state.services if state else {}
     grace_s = _STOP_S if state is None or state.stop_s is None else state.stop_s
     alive: tuple[str, ...] = ()
-    others = 0
-    url = remaining_keys_url(files.secrets_dir, url_file if volumes else None)
-    was_there = files.state_file.exists()
-    remove_unit(home, name)
+    marked = 0
+    launchers = list(_launchers(state, home, name))
     end_supervisor(files.supervisor_socket)
-    for launcher in _launchers(state, home, name):
+    for launcher in launchers:
         running = tuple(n for n, record in records.items() if launcher.state(record) == "running")
         if running:
             report(f"stopping {', '.join(running)}")
-        alive += running
-        launcher.stop(records, grace_s=grace_s)
-        others += launcher.stop_marked(grace_s=grace_s)
+        found = launcher.stop_marked(grace_s=grace_s)
+        if found and not running:
+            report(f"stopped {found} of its processes or containers, found by their marks")
+        marked += found
+        # Those of a copied state file are another stack's, and run on.
+        alive += tuple(n for n in running if launcher.state(records[n]) != "running")
+    for launcher in launchers:
         launcher.clear(keep_logs=False)
+    remove_unit(home, name)
+    if os.path.lexists(files.root):
+        raise MachineError(
+            f"the services of stack '{name}' have ended, but {files.root} cannot be removed",
+            hint=f"rm -rf {shlex.quote(str(files.root))}",
+        )
     client = state.redis_client if state else ""
     left = remaining_keys(url, name, client=client, remove=volumes) if url else None
     return DownResult(
-        name, bool(alive or others or was_there), alive, home.stacks_beside(name), left
+        name, bool(alive or marked or was_there), alive, home.stacks_beside(name), left
     )
 
 
 def _launchers(state: StateFile | None, home: Home, name: str) -> Iterator[Launcher]:
-    """Yield the launcher of the stack's runtime; all that are available if it is unknown."""
-    files = home.stack(name)
-    if state is not None and state.runtime:
-        yield launcher_for(state.runtime, name, files)
-        return
-    from deploy.runtime.compose.docker import engine_answers
+    """Yield the launcher of processes, and that of containers where the stack may have some.
 
+    Looking for processes costs little, so the state file is not trusted to say that there are none.
+
+    Raises:
+        DockerUnavailable: the stack has containers, and no Docker engine answers.
+    """
+    from deploy.runtime.compose.docker import answering_engine, engine_answers
+    from deploy.runtime.compose.project import COMPOSE_FILE
+
+    files = home.stack(name)
     yield launcher_for("process", name, files)
-    if engine_answers():
+    if (state and state.runtime == "compose") or os.path.lexists(files.root / COMPOSE_FILE):
+        answering_engine()
+        yield launcher_for("compose", name, files)
+    elif (state is None or state.runtime != "process") and engine_answers():
         yield launcher_for("compose", name, files)

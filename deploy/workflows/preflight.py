@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from deploy.runtime.observe import (
     see_gpus,
     see_host,
 )
+from deploy.runtime.own_files import read_json
 from deploy.workflows.fixes import place_of, remember
 from deploy.workflows.images import find_any
 from deploy.workflows.prepare import Prepared, Report, find_model
@@ -214,7 +214,7 @@ def see_code(prepared: Prepared, home: Home) -> EngineCode:
     digest = hashlib.sha256(f"{where.key(connector_path())}{gpus}{CODE_PROGRAM}".encode())
     file = home.cache / "doctor" / f"{digest.hexdigest()[:32]}.json"
     with suppress(OSError, ValueError, TypeError):
-        kept = json.loads(file.read_text(encoding="utf-8"))
+        kept = read_json(file)
         lists = {name: tuple(kept[name]) for name in ("archs", "native_archs")}
         return EngineCode(**{**kept, **lists})
     if where.image_id:

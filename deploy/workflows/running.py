@@ -21,14 +21,14 @@ from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.shard_stores import open_shards
-from deploy.runtime.state import read_state_file
+from deploy.runtime.state import UNFIT, read_state_file
 from deploy.runtime.store import Store
 from deploy.runtime.url_store import open_url_store
 from deploy.runtime.whole_page import whole_page
 from deploy.stack.layout import API_KEY, ENGINE_KEY, REDIS_PASSWORD, REDIS_URL
 from deploy.stack.service import Service, Stack
 from deploy.workflows.prepare import Prepared, prepare
-from deploy.workflows.saved_state import UNFIT, StackState, restored_state
+from deploy.workflows.saved_state import StackState, restored_state
 
 PROBE_TIMEOUT_S = 2.0
 PAGE_TIMEOUT_S = 10.0
@@ -225,16 +225,16 @@ def find_stack(home: Home, name: str) -> RunningStack | None:
         return None
     try:
         state = restored_state(found)
+        was = state.plan
+        prepared = prepare(
+            was.spec, home, was.machine, model=was.model, connector=was.generation.connector
+        )
     except UNFIT as exc:
         raise StateError(
             f"the state of stack '{name}' does not fit this version of pdkit: {files.state_file}",
             hint=f"deploy down --name {name}, which removes it and finds the stack's services "
             "without it",
         ) from exc
-    was = state.plan
-    prepared = prepare(
-        was.spec, home, was.machine, model=was.model, connector=was.generation.connector
-    )
     return stack_as_planned(prepared, state, home, launcher_for(was.machine.runtime, name, files))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,14 +14,12 @@ from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
 from deploy.planning.inventory import inventory_from
-from deploy.runtime.state import ServiceRecord, StateFile, write_state_file
+from deploy.runtime.state import UNFIT, ServiceRecord, StateFile, write_state_file
 from deploy.stack.container_layout import ContainerImages
 from deploy.workflows.prepare import Facts
 from deploy.workflows.software import Containers, Programs
 
 PlanOutcome = Literal["good", "unchecked", "failed"]
-# What reading another version's values can raise; pydantic's error is a ValueError.
-UNFIT = (KeyError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def restored_state(file: StateFile) -> StackState:
     """Return the state that a file holds, without earlier plans that do not fit this version.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: another version of the kit wrote it.
+        UNFIT: another version of the kit wrote it, or it was damaged.
     """
     history = []
     for past in file.values.get("history", ()):
@@ -149,8 +148,16 @@ def _restored_plan(stored: Mapping[str, Any]) -> SavedPlan:
         restored_facts(stored["machine"]),
         restored_model(stored["model"]),
         str(stored["fingerprint"]),
-        HistoryEntry(**stored["generation"]),
+        _restored_entry(stored["generation"]),
     )
+
+
+def _restored_entry(stored: Mapping[str, Any]) -> HistoryEntry:
+    entry = HistoryEntry(**stored)
+    if wrong := [name for name, value in asdict(entry).items() if not isinstance(value, str)]:
+        raise TypeError(f"generation: {', '.join(wrong)}: not text")
+    datetime.fromisoformat(entry.at)
+    return entry
 
 
 def restored_facts(stored: Mapping[str, Any]) -> Facts:

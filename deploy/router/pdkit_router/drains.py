@@ -7,15 +7,21 @@ the file, so that a restart which is killed drains nothing forever.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from pdkit_router.engines import Engine
 
 _log = logging.getLogger("router")
 _EVERY_S = 0.1
+_MOST_BYTES = 1 << 20
 
 
 class Drains:
@@ -43,7 +49,8 @@ class Drains:
 
     def _named(self) -> set[str]:
         try:
-            lines = [line.split() for line in self._file.read_text(encoding="utf-8").splitlines()]
+            with _opened(self._file) as file:
+                lines = [line.split() for line in file.read(_MOST_BYTES).decode().splitlines()]
         except FileNotFoundError:
             return set()
         owned = any(len(words) > 1 for words in lines) and self._is_owned()
@@ -51,10 +58,27 @@ class Drains:
 
     def _is_owned(self) -> bool:
         try:
-            with self._file.with_suffix(".lock").open("rb") as lock:
+            with _opened(self._file.with_suffix(".lock")) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except FileNotFoundError:
             pass
         return False
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file: the reader of a FIFO would hold up every request.
+
+    Raises:
+        OSError: it is not there, or is not a regular file.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

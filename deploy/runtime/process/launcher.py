@@ -18,6 +18,7 @@ from deploy.errors import MachineError, MissingTool, PortTaken, StackUnhealthy
 from deploy.runtime.home import StackHome, is_private, write_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import FileReader, first_error, last_lines
+from deploy.runtime.own_files import remove_other
 from deploy.runtime.process import sessions
 from deploy.runtime.process.front import LISTEN_ENV, ask, end, is_bound, is_there, listen
 from deploy.runtime.process.shell import kept_back
@@ -104,6 +105,7 @@ class ProcessLauncher:
         log = self.log_path(service.name)
         if starts == 1:
             log.unlink(missing_ok=True)
+        remove_other(log)  # a FIFO would keep the start waiting
         self._log_begins[service.name] = log.stat().st_size if log.exists() else 0
         try:
             process = self._spawn(service, log, folder)
@@ -197,9 +199,8 @@ class ProcessLauncher:
 
     def stop(self, records: Mapping[str, ServiceRecord], *, grace_s: float) -> None:
         """End the services together, their helpers too."""
-        sessions.end_sessions(
-            {record.pid: record.start_time for record in records.values()}, grace_s=grace_s
-        )
+        begun = {one.pid: one.start_time for one in records.values() if one.pid}
+        sessions.end_sessions(begun, grace_s=grace_s)
 
     def require_own_name(self) -> None:
         """Do nothing: processes of other home folders have another mark."""

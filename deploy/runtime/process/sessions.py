@@ -96,7 +96,8 @@ def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
 
     They have `variable` in their environment. A program that sets its title overwrites that; it is
     recognised by a working directory below the folder and no terminal, which no shell has. Only
-    this pid namespace counts: a container may have a stack of the same name in the same folder.
+    this user's count, and only this pid namespace: a container may have a stack of the same name
+    in the same folder.
     """
     found: dict[int, float] = {}
     mark = os.fsencode(f"{variable}={folder}")
@@ -104,7 +105,8 @@ def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
         with contextlib.suppress(OSError, psutil.Error):
             marked = mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
             works_there = Path(process.cwd()).is_relative_to(folder) and not process.terminal()
-            if (marked or works_there) and _is_in_our_namespace(process.pid):
+            ours = process.uids().real == os.getuid() and _is_in_our_namespace(process.pid)
+            if (marked or works_there) and ours:
                 session = os.getsid(process.pid)
                 if session == os.getsid(0):
                     continue  # this command itself, run by a script in that folder

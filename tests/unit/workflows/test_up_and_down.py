@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -366,6 +367,47 @@ def test_a_home_with_a_space(tmp_path: Path) -> None:
     with opened(folder) as lab:
         lab.up(lab.spec())
         assert stack_status(lab.home, "pdkit").healthy
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"runtime": "compose"}', "{}"])
+def test_down_ends_what_bears_the_mark_whatever_the_state_says(lab: Lab, text: str) -> None:
+    """And nothing else: not another stack, though its files are in the same home."""
+    lab.up(lab.spec(name="other"))
+    others = lab.pids()
+    lab.up(lab.spec())
+    lab.home.stack("pdkit").state_file.write_text(text)
+    ended = stop_stack(lab.home, "pdkit", lab.lines.append)
+    assert ended.was_up
+    assert lab.pids() == others
+    assert not lab.home.stack("pdkit").root.exists()
+    assert any("found by their marks" in line for line in lab.lines)
+
+
+def test_down_looks_for_processes_though_the_state_names_containers(lab: Lab) -> None:
+    lab.up(lab.spec())
+    file = lab.home.stack("pdkit").state_file
+    values = json.loads(file.read_text())
+    values["machine"]["runtime"] = "none"
+    file.write_text(json.dumps(values))
+    stop_stack(lab.home, "pdkit", lab.lines.append)
+    assert lab.pids() == []
+
+
+def test_down_of_a_copied_folder_leaves_the_stack_itself_alone(lab: Lab, tmp_path: Path) -> None:
+    """Its records name the processes of the stack that was copied."""
+    lab.up(lab.spec())
+    before = lab.pids()
+    shutil.copytree(lab.home.state, tmp_path / "copy")
+    copied = replace(lab.home, state=tmp_path / "copy")
+    assert stop_stack(copied, "pdkit", lab.lines.append).stopped == ()
+    renamed = lab.home.stack("renamed").root
+    shutil.copytree(lab.home.stack("pdkit").root, renamed)
+    with pytest.raises(StateError, match="a stack named 'pdkit'") as caught:
+        stack_status(lab.home, "renamed")
+    assert "deploy down --name renamed" in caught.value.hint
+    stop_stack(lab.home, "renamed", lab.lines.append)
+    assert not renamed.exists()
+    assert lab.pids() == before
 
 
 @pytest.mark.parametrize("already_up", [False, True])

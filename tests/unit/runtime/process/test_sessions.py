@@ -371,6 +371,18 @@ class TestMarks:
         assert set(sessions.marked_sessions("TEST_MARK", tmp_path)) == {process.pid}
         assert sessions.marked_sessions("TEST_MARK", tmp_path / "below") == {}
 
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root starts another user's process")
+    def test_finds_none_of_another_user(self, tmp_path: Path) -> None:
+        """Anyone can set a variable, and root could end anyone's process."""
+        tmp_path.chmod(0o755)
+        argv = ("/usr/bin/env", "sleep", "60")
+        env = {"PATH": os.environ["PATH"], "TEST_MARK": str(tmp_path)}
+        with subprocess.Popen(argv, env=env, cwd="/", user=65534, start_new_session=True) as other:
+            try:
+                assert sessions.marked_sessions("TEST_MARK", tmp_path) == {}
+            finally:
+                other.kill()
+
     def test_never_finds_the_command_itself(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
