@@ -17,6 +17,7 @@ EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 LOCAL_QUERIES = "vllm:prefix_cache_queries"
 LOCAL_HITS = "vllm:prefix_cache_hits"
 
+_CACHE_CONFIG = "vllm:cache_config_info"
 FINISHED = "vllm:request_success_total"
 _FIRST_TOKEN = "vllm:time_to_first_token_seconds"  # noqa: S105 - no password
 _MOST = 0.95  # the share of answers whose first token came within `Latency.most_s`
@@ -53,6 +54,14 @@ class CacheCounters:
         return CacheCounters(*map(sub, astuple(self), astuple(earlier)))
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts that were admitted: each is held, or the store is asked for it.
+
+        Not `local_queries`, which stay at zero in an engine without prefix caching.
+        """
+        return self.external_queries + self.local_hits
+
+    @property
     def external_rate(self) -> float | None:
         """Hits / queries of the store; None where nothing was asked of it."""
         return self.external_hits / self.external_queries if self.external_queries else None
@@ -61,6 +70,15 @@ class CacheCounters:
     def local_rate(self) -> float | None:
         """Hits / queries of the engine's own cache; None where nothing was asked of it."""
         return self.local_hits / self.local_queries if self.local_queries else None
+
+
+def caches_prefixes(page: MetricsPage) -> bool:
+    """Tell whether an engine has a prefix cache of its own, by what it reports of itself.
+
+    However it was turned off: by one of several spellings of an option, by a file, by the model.
+    """
+    told = [one.labels.get("enable_prefix_caching") for one in page.named(_CACHE_CONFIG)]
+    return "False" not in told
 
 
 # Of the core, which computes: the API server only passes them on. A step of a long prompt, which

@@ -30,8 +30,8 @@ def tiers_of(cache: CacheCounters, server: MetricsPage | None) -> Tiers:
     loaded = cache.external_hits
     # Their pages are not read at the same moment. Of one prompt, what Redis adds is its end.
     redis = loaded if server is None else min(loaded, server.count(_FOUND_IN_REDIS))
-    computed = max(0, cache.local_queries - cache.local_hits - loaded)
-    return Tiers(cache.local_queries, cache.local_hits, loaded - redis, redis, computed)
+    computed = max(0, cache.prompt_tokens - cache.local_hits - loaded)
+    return Tiers(cache.prompt_tokens, cache.local_hits, loaded - redis, redis, computed)
 
 
 def looked_up_tokens(server: MetricsPage) -> int:

@@ -155,7 +155,7 @@ def _store_line(status: StackStatus) -> str:
 def _prompts_line(status: StackStatus) -> list[str]:
     """Return which tokens engines held, loaded and computed since each started; none at first."""
     caches = [service.cache for service in status.services if service.cache]
-    asked = sum(cache.local_queries for cache in caches)
+    asked = sum(cache.prompt_tokens for cache in caches)
     if not asked:
         return []
     held = sum(cache.local_hits for cache in caches)

@@ -88,7 +88,7 @@ def check_pair(session: Session, producer: str, consumer: str, *, quick: bool = 
         session.found.add_comparison(reference, answer)
         if not number:
             cuts = _cuts(session, prompt, _QUICK_CUTS if quick else _CUTS)
-            compare_beginnings(session, (producer, consumer), cuts, tag)
+            hits += compare_beginnings(session, (producer, consumer), cuts, tag)
     pair = PairResult(producer, consumer, hits, added(tiers))
     session.found.pairs.append(pair)
     if pair.tiers and pair.tiers.redis and session.running.prepared.plan.kv_server:
@@ -111,16 +111,44 @@ def _cuts(session: Session, prompt: Sequence[int], quarters: Sequence[int]) -> I
 
 def compare_beginnings(
     session: Session, pair: tuple[str, str], cuts: Iterable[Sequence[int]], tag: str
-) -> None:
-    """Compare answers to beginnings of a prompt, whose blocks both engines hold."""
+) -> Hits:
+    """Compare answers to beginnings of a prompt, whose blocks both engines hold.
+
+    An engine without a prefix cache holds none, and would load them from the store. So a producer
+    gets a salt, as its answer has to be computed; and what a consumer loads is returned, as it has
+    to load all that is eligible.
+    """
+    (producer, consumer), cuts = pair, list(cuts)
+    try:
+        own_tag, salt = _without_loading(session, producer, tag)
+        loads = not session.caches_prefixes(consumer)
+    except ApiError:
+        return Hits()
 
     def answers(cut: Sequence[int]) -> list[Completion]:
         with suppress(ApiError):
-            return [session.ask(whom, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS) for whom in pair]
+            reference = session.ask(
+                producer, cut, tag=own_tag, salt=salt, tokens=_CUT_ANSWER_TOKENS
+            )
+            return [reference, session.ask(consumer, cut, tag=tag, tokens=_CUT_ANSWER_TOKENS)]
         return []
 
-    for reference, answer in filter(None, session.each(answers, cuts)):
-        session.found.add_comparison(reference, answer)
+    loaded = Hits()
+    for cut, found in zip(cuts, session.each(answers, cuts), strict=True):
+        if found:
+            session.found.add_comparison(*found)
+        if loads:
+            loaded += hits_of(session, len(cut), found[-1].cached_tokens if found else 0)
+    return loaded
+
+
+def _without_loading(session: Session, engine: str, tag: str) -> tuple[str, str]:
+    """Return tag and salt by which an engine answers a prompt again without the store.
+
+    Raises:
+        ApiError: it does not say whether it has a prefix cache of its own.
+    """
+    return (tag, "") if session.caches_prefixes(engine) else ("", session.keys.run)
 
 
 def check_own_prompt(session: Session, producer: str, consumer: str, prompt: list[int]) -> None:
@@ -177,7 +205,8 @@ def check_decode_reuse(session: Session) -> None:
         decoded = session.ask(consumer, prompt, tag=tag, tokens=decodes)
         session.await_chunks(tag, 2, settled=True)
         prompt = [*prompt, *token_ids(decoded), *session.fresh(_CUT_TAIL)]
-        reference = session.ask(consumer, prompt, tag=tag)
+        own_tag, salt = _without_loading(session, consumer, tag)
+        reference = session.ask(consumer, prompt, tag=own_tag, salt=salt)
         answer = session.ask(session.producers[0], prompt, tag=tag)
     except ApiError:
         session.found.decode_reuse = Phase(Hits(0, 0, 2 * chunk), 4, 1)

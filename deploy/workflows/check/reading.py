@@ -32,8 +32,7 @@ class CheckReading:
         again, after it was preempted, counts as neither. So more tokens than were sent are others'.
         """
         grown = self.tokens.since(earlier.tokens)
-        admitted = grown.external_queries + grown.local_hits
-        strange = admitted > self.sent_tokens - earlier.sent_tokens
+        strange = grown.prompt_tokens > self.sent_tokens - earlier.sent_tokens
         return Counted(
             grown.external_queries,
             grown.external_hits,

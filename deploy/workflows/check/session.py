@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
-from deploy.metrics.engine import CacheCounters
+from deploy.metrics.engine import CacheCounters, caches_prefixes
 from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.memory import ANSWER_TOKENS
@@ -234,6 +234,10 @@ class Session:
         """Return a text's token ids as a completion of it has them, special ones included."""
         return self._apis[self.producers[0]].tokenize(self._model, text, special=True)
 
+    def caches_prefixes(self, name: str) -> bool:
+        """Tell whether an engine has a prefix cache of its own."""
+        return caches_prefixes(self._apis[name].metrics())
+
     def cache_counters(self, name: str) -> CacheCounters:
         """Return an engine's counts of queries and hits, since it was started."""
         return self._apis[name].cache_counters()
@@ -243,7 +247,7 @@ class Session:
         deadline = time.monotonic() + _COUNTER_DEADLINE_S
         while True:
             found = self.cache_counters(name).since(earlier)
-            if found.local_queries or time.monotonic() > deadline:
+            if found.prompt_tokens or time.monotonic() > deadline:
                 return found
             time.sleep(_POLL_S)
 

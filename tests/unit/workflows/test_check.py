@@ -20,7 +20,7 @@ from deploy.workflows.check import check_stack, session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
-from tests.unit.workflows.conftest import Lab
+from tests.unit.workflows.conftest import SMALL, Lab, opened
 
 
 def check(lab: Lab) -> CheckReport:
@@ -81,6 +81,48 @@ def test_a_broken_stack_fails_and_the_cause_is_named(
     assert not report.passed
     assert causes(report)[0] == cause
     assert any(failure in sentence for sentence in report.failures)
+
+
+@pytest.fixture(scope="class")  # ended before another lab is used: each patches this process
+def without(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab with a stack whose engines have no prefix cache of their own."""
+    with opened(tmp_path_factory.mktemp("without")) as lab:
+        engine = {**SMALL["engine"], "args": ["--no-enable-prefix-caching"]}
+        lab.up(lab.spec(engine=engine))
+        yield lab
+        stop_stack(lab.home, "pdkit", lab.lines.append)
+
+
+class TestWithoutPrefixCaching:
+    """vLLM then counts no local queries, and loads each beginning of a prompt that it served."""
+
+    def test_a_healthy_stack_passes(self, without: Lab) -> None:
+        without.faults.unlink(missing_ok=True)
+        report = check(without)
+        assert report.failures == []
+        (pair,) = report.pairs
+        beginnings = sum(4 * [64 * begun for begun in range(4)]) + 64 + 2 * 64 + 3 * 64 + 4 * 64
+        assert pair.hits.hits == pair.hits.eligible > 4 * 64 + 127 + beginnings // 2
+        assert report.counted.hits == pair.hits.hits, "vLLM counts what its answers say"
+        assert (report.counted.local_hits, report.counted.others) == (0, 0)
+        assert report.counted.queries == pair.hits.queries
+        caches = [one.cache for one in stack_status(without.home, "pdkit").services if one.cache]
+        assert [(one.local_queries, one.local_hits) for one in caches] == [(0, 0)] * 2
+        assert all(one.prompt_tokens > 0 and one.local_rate is None for one in caches)
+
+    @pytest.mark.parametrize(
+        ("fault", "cause"),
+        [
+            ("producer:stores-nothing", "not_stored"),
+            ("consumer:flushes", "keys_lost"),
+            ("consumer:wrong-kv", "kv_differs"),
+        ],
+    )
+    def test_a_broken_one_fails(self, without: Lab, fault: str, cause: str) -> None:
+        without.faults.write_text(fault)
+        report = check(without)
+        assert not report.passed
+        assert causes(report)[0] == cause
 
 
 def test_noise_is_measured_and_judged_by(served: Lab, with_faults: Callable[..., None]) -> None:

@@ -16,6 +16,7 @@ from deploy.metrics.page import MetricsPage
 from deploy.runtime.engine_api import ApiError, TimedOut
 from deploy.verify.equivalence import Completion
 from deploy.verify.findings import failures
+from deploy.verify.hits import Hits
 from deploy.verify.store_path import Sample
 from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
@@ -39,9 +40,16 @@ class Api:
         self.fault: ApiError | None = None
         self.loads: Callable[[int], int] = lambda _: 0
         self.busy, self.most_at_once = 0, 0
+        self.caches_prefixes = True
+        self.options: list[dict[str, Any]] = []
 
-    def complete(self, _model: str, prompt: Sequence[int], **_: Any) -> Completion:
+    def metrics(self) -> MetricsPage:
+        told = {"enable_prefix_caching": str(self.caches_prefixes)}
+        return MetricsPage((Sample("vllm:cache_config_info", told, 1),))
+
+    def complete(self, _model: str, prompt: Sequence[int], **options: Any) -> Completion:
         self.asked += 1
+        self.options.append(options)
         if self.fault:
             raise self.fault
         with self.lock:
@@ -203,6 +211,31 @@ def beginnings(session: Session) -> None:
     """Ask a pair for as many beginnings of a prompt as two batches have."""
     pair, cuts = ("producer-0", "consumer-0"), [[1] * 100] * (2 * USERS)
     compare_beginnings(session, pair, cuts, "")
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_consumer_without_a_prefix_cache_has_to_load_beginnings(
+    stack: Stack, loses: bool
+) -> None:
+    """They are hits like those of the prompt itself, by vLLM's counters as by its answers."""
+    stack.consumer.caches_prefixes = False
+    if loses:
+        stack.consumer.loads = lambda _: 0
+    cuts = [[1] * (CHUNK // 2), [1] * (CHUNK + 8), [1] * (2 * CHUNK + 8)]
+    found = compare_beginnings(stack.session, ("producer-0", "consumer-0"), cuts, "tag")
+    assert found.eligible == 3 * CHUNK
+    assert found.hits == stack.consumer.counters.external_hits == (0 if loses else 3 * CHUNK)
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_an_answer_to_compare_with_is_never_a_loaded_one(stack: Stack, caches: bool) -> None:
+    """A producer without a prefix cache would load what it stored, and both would be wrong."""
+    stack.producer.caches_prefixes = caches
+    pair = ("producer-0", "consumer-0")
+    found = compare_beginnings(stack.session, pair, [[1] * (CHUNK + 8)], "tag")
+    assert found == Hits(), "the consumer holds it"
+    (asked,), salt = stack.producer.options, stack.session.keys.run
+    assert (asked["tag"], asked["salt"]) == (("tag", "") if caches else ("", salt))
 
 
 @pytest.mark.parametrize("probe", [check_burst, beginnings])

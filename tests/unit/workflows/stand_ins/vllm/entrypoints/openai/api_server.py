@@ -101,7 +101,7 @@ class Engine:
         loaded = 0
         if salt or self.role == "alone":
             pass  # shared with nobody
-        elif self.role == "producer":
+        elif self.role == "producer" and self.options.enable_prefix_caching:
             loaded = self.chunk if self.has_fault("loads") else 0
         else:
             loaded = max(0, self.reached(self.load, chunks, len(prompt)) - mine)
@@ -113,7 +113,8 @@ class Engine:
         self.local_hits += mine
         self.prompt_tokens += len(prompt)
         self.finished += body.get("user") != "gone"
-        self.own.append((salt, prompt))
+        if self.options.enable_prefix_caching:
+            self.own.append((salt, prompt))
         damage = self.damage(mine, loaded)
         whole = completion(prompt, body["max_tokens"], damage, min(mine, len(prompt)) + loaded)
         return 200, streamed(whole, body["max_tokens"]) if body.get("stream") else whole
@@ -168,7 +169,8 @@ class Engine:
 
     def metrics(self) -> str:
         lines = []
-        own = {"queries": self.prompt_tokens, "hits": self.local_hits}
+        caches = self.options.enable_prefix_caching
+        own = {"queries": self.prompt_tokens if caches else 0, "hits": self.local_hits}
         for name, value in self.counters.items():
             for metric, shown in (
                 (f"external_prefix_cache_{name}", value),
@@ -179,6 +181,8 @@ class Engine:
                     f'vllm:{metric}_total{{engine="0"}} {shown}',
                 ]
         lines += [
+            "# TYPE vllm:cache_config_info gauge",
+            f'vllm:cache_config_info{{engine="0",enable_prefix_caching="{caches}"}} 1.0',
             "# TYPE vllm:prompt_tokens_total counter",
             f"vllm:prompt_tokens_total {self.prompt_tokens}",
             "# TYPE vllm:request_success_total counter",
@@ -220,11 +224,14 @@ def main() -> None:
     for option in ("--port", "--max-model-len"):
         parser.add_argument(option, required=True)
     parser.add_argument("--kv-transfer-config", default="{}")
+    parser.add_argument(
+        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True
+    )
     options, _ = parser.parse_known_args()
     engine = Engine(options)
     if os.environ.get("STAND_IN_DIES") == engine.role:
         print("Loading weights", flush=True)
-        sys.exit("RuntimeError: the weights are corrupt")
+        sys.exit(os.environ.get("STAND_IN_DIES_OF", "RuntimeError: the weights are corrupt"))
     serve(int(options.port), engine.answer)
 
 
