@@ -6,6 +6,7 @@ but its core, another process, has stopped: requests wait, and nothing is comput
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,13 +14,19 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from deploy.metrics.engine import core_counts
-from deploy.runtime.launcher import Started
+from deploy.runtime.launcher import Launcher, Started
 from deploy.runtime.state import ServiceRecord
 from deploy.stack.service import Service
 from deploy.workflows.drain import engine_views
 from deploy.workflows.running import RunningStack, metrics_page
 
 LONGEST_PAUSE_S = 60.0
+# What the log of a start says that the machine had too little for, at that moment.
+_SHORT = re.compile(
+    r"MemoryError|Cannot allocate memory|Free memory on device|OutOfMemoryError"
+    r"|(?:CUDA|HIP) out of memory|No space left on device|Resource temporarily unavailable"
+    r"|killed by signal 9|std::bad_alloc|failed to map segment from shared object"
+)
 _EVERY_S, _WORK_EVERY_S = 5.0, 30.0
 T = TypeVar("T")
 Submit = Callable[[Callable[[], T]], Future[T]]
@@ -41,6 +48,16 @@ class RestartPolicy:
     def pause_before(self, start: int) -> float:
         """Return the pause before the first, second, … start."""
         return min(LONGEST_PAUSE_S, self.pause_s * 2 ** (start - 2)) if start > 1 else 0.0
+
+
+def shortage(launcher: Launcher, started: Started) -> str:
+    """Return what a service that died while it started lacked; "" if it died of something else.
+
+    Its memory or disk is another's at that moment, so that it was no fault of the service.
+    """
+    told = launcher.died(started)
+    lines = (started.ended or "", *told.details, told.message)
+    return next((line.strip() for line in lines if _SHORT.search(line)), "")
 
 
 class Liveness:
@@ -116,7 +133,9 @@ class Life:
         due: when it will be restarted; None once it was.
         started: the process, if this supervisor started it and so knows its exit code.
         given_up: it died too often.
-        waits_for: why it is not started yet, as it was noted; "" if nothing is in the way.
+        tries: to start it, none of them a death: the machine has too little room for it, or the
+            model's files are others.
+        waits_for: what is in the way of a start, as it was noted; "" if nothing is.
         liveness: tells whether the process `pid` hangs.
         work: tells whether its core does.
     """
@@ -131,4 +150,5 @@ class Life:
     due: float | None = None
     started: Started | None = None
     given_up: bool = False
+    tries: int = 0
     waits_for: str = ""

@@ -138,6 +138,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
     running = replace(running, launcher=running.launcher.at_once())
     plan = running.prepared.plan
     pages, of_server = answering_pages(running), kv_server_page(running)
+    events = read_events(home.stack(name).events_file)
     with store_of(running) as store:
         stats = store.stats()
     return StackStatus(
@@ -156,12 +157,13 @@ def stack_status(home: Home, name: str) -> StackStatus:
         user_redis=plan.user_redis,
         kv_server=kv_server_use(running, of_server),
         history=stack_history(running.state),
-        events=read_events(home.stack(name).events_file),
+        events=events,
         warnings=[
             *_older(running),
             *_model_changed(running),
             *_of_engines(running, pages),
             *_uncounted(running, pages),
+            *_failing(running, events),
             *_unwatched(running, home),
         ],
     )
@@ -209,6 +211,16 @@ def _uncounted(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[
         f"persists: deploy restart {name} --name {running.stack.name}"
         for name, page in pages.items()
         if (silent := page.total(SILENT_WORKERS)) and name in running.state.services
+    ]
+
+
+def _failing(running: RunningStack, events: Sequence[ServiceEvent]) -> list[str]:
+    """Return warnings about services whose last event is that something failed, and since when."""
+    last = {event.service: event for event in events}
+    return [
+        f"{service.name}, since {event.at}: {event.text}"
+        for service in running.stack.services
+        if (event := last.get(service.name)) and event.kind == "failed"
     ]
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.errors import ModelChanged, PdkitError, StackLocked
+from deploy.errors import ModelChanged, NotEnoughMemory, PdkitError, PortTaken, StackLocked
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home, StackHome
@@ -35,6 +35,7 @@ from deploy.workflows.service_life import (
     Life,
     Liveness,
     RestartPolicy,
+    shortage,
     waited_for,
 )
 from deploy.workflows.start import ABORT_GRACE_S, StackStart
@@ -115,7 +116,7 @@ class Supervisor:
             if now >= life.due:
                 self._start(service, life)
         elif running.launcher.state(life.record) != "running":
-            self._died(service, life)
+            self._died(running, service, life)
         elif life.died_at is not None:
             if running.is_ready(service):
                 self._came_back(running, service, life)
@@ -161,11 +162,18 @@ class Supervisor:
     def _probes(self) -> tuple[Liveness, CoreProgress]:
         return Liveness(self._asking.submit), CoreProgress(self._asking.submit)
 
-    def _died(self, service: Service, life: Life) -> None:
-        """Record a death, unless a command is at work, which may have caused it."""
+    def _died(self, running: RunningStack, service: Service, life: Life) -> None:
+        """Record a death, unless a command is at work, which may have caused it.
+
+        A start for which the machine had too little memory or disk is no death: it is tried again
+        for as long as that lasts.
+        """
         how = life.started.ended if life.started else None
         with suppress(StackLocked), supervisor_turn(self._lock, self._name):
             if self._is_another(life):
+                return
+            if life.started and life.died_at and (what := shortage(running.launcher, life.started)):
+                self._await(service, life, what, f"died while starting: {what}")
                 return
             life.deaths += 1
             life.died_at = life.died_at or time.monotonic()
@@ -191,18 +199,27 @@ class Supervisor:
                 self._start_now(service, life)
         except StackLocked:
             life.due = time.monotonic() + _LOCKED_S
-        except ModelChanged as exc:  # the old files may be put back; dying more often helps nobody
-            life.due = time.monotonic() + LONGEST_PAUSE_S
-            text = f"cannot be started: {exc.message}: {exc.hint}"
-            if text != life.waits_for:
-                life.waits_for = text
-                self._note(service, "failed", text)
+        except ModelChanged as exc:  # the old files may be put back
+            self._await(service, life, exc.code, f"cannot be started: {exc.message}: {exc.hint}")
+        except (NotEnoughMemory, PortTaken) as exc:
+            self._await(service, life, exc.code, f"cannot be started yet: {exc.message}")
         except PdkitError as exc:
             life.due = None  # counts as another death
             self._note(service, "failed", f"cannot be started: {exc.message}")
         except OSError as exc:
-            life.due = time.monotonic() + LONGEST_PAUSE_S
-            self._note(service, "failed", f"cannot be started yet: {exc}")
+            self._await(service, life, str(exc), f"cannot be started yet: {exc}")
+
+    def _await(self, service: Service, life: Life, what: str, text: str) -> None:
+        """Try a start again later, for as long as something is in its way; note it once."""
+        life.tries += 1
+        pause_s = min(LONGEST_PAUSE_S, self._policy.pause_before(life.tries + 1))
+        life.due = time.monotonic() + pause_s
+        told = f"{text}; tried again every {LONGEST_PAUSE_S:g} s or sooner, as long as this lasts"
+        if life.waits_for == what:
+            _say(f"{service.name} {text}; tried again in {pause_s:g} s")
+        else:
+            life.waits_for = what
+            self._note(service, "failed", told)
 
     def _start_now(self, service: Service, life: Life) -> None:
         if self._is_another(life) or (running := self._stack()) is None:
@@ -215,7 +232,7 @@ class Supervisor:
             return
         start = StackStart(running.prepared, running.state, self._home, _say)
         life.started = start.start_again(service)
-        life.record, life.due, life.waits_for = life.started.record, None, ""
+        life.record, life.due = life.started.record, None
         start.launcher.keep_up({service.name: life.record})
         self._holder.front = start.launcher.take_front() or self._holder.front
 
@@ -231,6 +248,7 @@ class Supervisor:
     def _came_back(self, running: RunningStack, service: Service, life: Life) -> None:
         took_s = time.monotonic() - (life.died_at or 0)
         life.died_at, life.serves_since = None, time.monotonic()
+        life.tries, life.waits_for = 0, ""
         self._note(service, "back", f"serves again after {took_s:.1f} s")
         if service.role in STORE_ROLES:
             threading.Thread(target=self._renew, args=(running,), daemon=True).start()

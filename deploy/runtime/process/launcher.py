@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.errors import MachineError, MissingTool, PortTaken, StackUnhealthy
+from deploy.errors import MachineError, MissingTool, NotEnoughMemory, PortTaken, StackUnhealthy
 from deploy.runtime.home import StackHome, is_private, write_private
 from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
 from deploy.runtime.logs import FileReader, first_error, last_lines
@@ -31,6 +32,8 @@ from deploy.stack.service import Service, Stack
 # Set in every process of a stack, so that they can be found even without a state file.
 MARKER = "PDKIT_STACK_HOME"
 
+# Too little memory for a process, too many processes, or too many open files.
+_SHORT = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only what has the stack's own name is touched
 _HIDING_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -89,6 +92,8 @@ class ProcessLauncher:
 
         Raises:
             MissingTool: its program cannot be started.
+            NotEnoughMemory: the machine has no room for it at the moment.
+            OSError: the disk is full.
             MachineError: another user has the folder that the service would use.
         """
         folder = self._home.run_dir / service.name
@@ -110,6 +115,13 @@ class ProcessLauncher:
         try:
             process = self._spawn(service, log, folder)
         except OSError as exc:
+            if exc.errno in _SHORT:
+                raise NotEnoughMemory(
+                    f"{service.name} cannot be started: {exc.strerror}",
+                    hint="free memory or processes, then run the command again",
+                ) from exc
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
             raise MissingTool(
                 f"{service.name}: {service.argv[0]} cannot be started ({exc.strerror})",
                 hint="deploy plan, which shows the programs that a stack needs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ import psutil
 import pytest
 
 from deploy.config.spec import StackSpec
-from deploy.errors import MachineError
+from deploy.errors import MachineError, NotEnoughMemory, PortTaken
 from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.output.views import status_view
 from deploy.runtime import boot
@@ -29,6 +30,7 @@ from deploy.runtime import supervisor as runtime_supervisor
 from deploy.runtime.events import read_events
 from deploy.runtime.home import Home
 from deploy.runtime.lock import stack_lock
+from deploy.runtime.process import sessions
 from deploy.runtime.process.front import Holder, ask, open_door
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.runtime.process.sessions import has_ended
@@ -321,10 +323,98 @@ def test_no_engine_is_started_with_weights_that_were_replaced(
     assert watched.events("consumer-0") == ["died", "failed"], "said once, and not given up"
     text = read_events(watched.lab.home.stack("pdkit").events_file)[-1].text
     assert "model.safetensors was replaced" in text and "deploy swap cpu --name pdkit" in text
-    (warning,) = stack_status(watched.lab.home, "pdkit").warnings
-    assert str(folder) in warning and "deploy swap cpu --name pdkit" in warning
+    of_stack, of_consumer = stack_status(watched.lab.home, "pdkit").warnings
+    for warning in (of_stack, of_consumer):
+        assert str(folder) in warning and "deploy swap cpu --name pdkit" in warning
     os.utime(weights, ns=(at, at))
     eventually(lambda: watched.is_back("consumer-0", old))
+
+
+class TestTooLittleRoom:
+    """What the machine lacks at the moment is no fault of the service."""
+
+    @pytest.fixture
+    def few(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
+        watched.policy = RestartPolicy(deaths=2, pause_s=0.02)
+        monkeypatch.setattr(supervise, "LONGEST_PAUSE_S", 0.05)
+        watched.up()
+        return watched
+
+    def await_tries(self, few: Watched, eventually: Eventually) -> None:
+        def tries() -> int:
+            return few.supervisor._lives["consumer-0"].tries if few.supervisor else 0
+
+        eventually(lambda: tries() > 3 * few.policy.deaths)
+        assert few.events("consumer-0") == ["died", "failed"], "it is noted once, and no death"
+
+    @pytest.mark.parametrize(
+        "error", [NotEnoughMemory("3 GiB are needed"), PortTaken("taken"), OSError(28, "No space")]
+    )
+    def test_a_start_is_tried_again_for_as_long_as_it_lasts(
+        self,
+        few: Watched,
+        monkeypatch: pytest.MonkeyPatch,
+        eventually: Eventually,
+        error: Exception,
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise error
+
+        with monkeypatch.context() as short:
+            short.setattr(start, "require_host_memory", refuse)
+            old = few.kill("consumer-0")
+            self.await_tries(few, eventually)
+            found = stack_status(few.lab.home, "pdkit")
+            (told,) = [one for one in found.warnings if one.startswith("consumer-0, since ")]
+            assert str(error) in told and "as long as this lasts" in told
+        eventually(lambda: few.is_back("consumer-0", old))
+        eventually(lambda: few.events("consumer-0") == ["died", "failed", "back"])
+        assert not stack_status(few.lab.home, "pdkit").warnings
+
+    @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EAGAIN])
+    def test_a_process_that_the_kernel_cannot_make(
+        self, few: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually, code: int
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as short:
+            short.setattr(sessions, "spawn", refuse)
+            old = few.kill("consumer-0")
+            self.await_tries(few, eventually)
+        eventually(lambda: few.is_back("consumer-0", old))
+
+    @pytest.mark.parametrize(
+        "last",
+        [
+            "OSError: [Errno 12] Cannot allocate memory",
+            "ImportError: libsqlite3.so.0: failed to map segment from shared object",
+            "ValueError: Free memory on device cuda:0 (1/80 GiB) is less than desired",
+        ],
+    )
+    def test_an_engine_that_dies_of_too_little_memory_while_it_starts(
+        self,
+        few: Watched,
+        monkeypatch: pytest.MonkeyPatch,
+        eventually: Eventually,
+        last: str,
+    ) -> None:
+        with monkeypatch.context() as short:
+            short.setenv("STAND_IN_DIES", "consumer")
+            short.setenv("STAND_IN_DIES_OF", last)
+            old = few.kill("consumer-0")
+            self.await_tries(few, eventually)
+        eventually(lambda: few.is_back("consumer-0", old))
+
+    def test_one_that_cannot_be_started_for_another_reason_is_given_up(
+        self, few: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+        monkeypatch.setattr(sessions, "spawn", refuse)
+        few.kill("consumer-0")
+        eventually(lambda: few.events("consumer-0")[-1:] == ["crash_loop"])
 
 
 def test_status_shows_events_and_that_nobody_watches(
