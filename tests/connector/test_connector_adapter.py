@@ -25,12 +25,16 @@ from pdkit_connector.registry import FixState, Need, apply_fix, discover
 from pdkit_connector.request_view import RequestView, viewed
 from pdkit_connector.setting import Setting
 from pdkit_connector.step_requests import of_step, resumed_ids, without
+from vllm.sampling_params import SamplingParams
 from vllm.v1.request import RequestStatus
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from adapter_steps import Vllm
 
-OURS = ("B4a", "B4b", "B4c", "B4d", "B4e", "B4f", "B11", "B12", "B12b", "B16", "B16b", "B19")
+OURS = (
+    "B4a", "B4b", "B4c", "B4d", "B4e", "B4f", "B11", "B12", "B12b", "B16", "B16b", "B19",
+    "B25",
+)  # fmt: skip
 FIXES = {fix.id: fix for fix in discover() if fix.id in OURS}
 METHODS = (
     "start_load_kv", "save_kv_layer", "wait_for_save", "record_failed_blocks",
@@ -88,6 +92,8 @@ def drive(seed: int, **kind) -> Vllm:
         if number % 3 == 0:
             begin, length = rng.choice((0, 100)), rng.randrange(5, 40)
             more = {"cache_salt": "tenant"} if rng.random() < 0.2 else {}
+            if number % 5 == 0:
+                more["params"] = SamplingParams(max_tokens=1000, prompt_logprobs=1)
             vllm.add(f"r{number}", list(range(begin, begin + length)), **more)
         running = [i for i, r in vllm.requests.items() if r.status == RequestStatus.RUNNING]
         if running and rng.random() < 0.25:

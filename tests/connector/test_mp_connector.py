@@ -39,6 +39,7 @@ from pdkit_connector.store_barrier import LATE, STORED, answer
 from pdkit_connector.stores_socket import MEMORY, REDIS, serve
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.sampling_params import SamplingParams
 
 BLOCK, CHUNK = 32, 256
 
@@ -358,17 +359,21 @@ def test_connections_of_ended_engines_are_closed():
 
 
 @pytest.mark.parametrize(
-    ("more", "stored"),
+    ("more", "loaded", "stored"),
     [
-        ({}, True),
-        ({"lora_request": object()}, False),
-        ({"prompt_embeds": object()}, False),
-        ({"cache_salt": "tenant"}, False),
+        ({}, True, True),
+        ({"lora_request": object()}, False, False),
+        ({"prompt_embeds": object()}, False, False),
+        ({"cache_salt": "tenant"}, False, False),
+        ({"skip_reading_prefix_cache": True}, False, True),
+        ({"sampling_params": SamplingParams(prompt_logprobs=0)}, False, True),
+        ({"sampling_params": SamplingParams(logprobs=1)}, True, True),
     ],
 )
-def test_requests_that_tokens_alone_do_not_identify_are_neither_loaded_nor_stored(
-    monkeypatch, more, stored
+def test_what_a_request_depends_on_besides_its_tokens_decides_what_is_loaded_and_stored(
+    monkeypatch, more, loaded, stored
 ):
+    """Its own KV if that depends on more, every token if its prompt's logprobs are requested."""
     monkeypatch.setattr(
         mp_connector.upstream.LMCacheMPConnector,
         "get_num_new_matched_tokens",
@@ -378,11 +383,11 @@ def test_requests_that_tokens_alone_do_not_identify_are_neither_loaded_nor_store
     scheduler.request_trackers, scheduler.lazy_offload = {}, False
     request = SimpleNamespace(
         request_id="one", status=None, all_token_ids=[1] * 64, prompt_token_ids=[1] * 64,
-        num_prompt_tokens=64, sampling_params=None, mm_features=[],
-        **{"cache_salt": None, **more},
+        num_prompt_tokens=64, mm_features=[],
+        **{"cache_salt": None, "sampling_params": None, **more},
     )  # fmt: skip
     found = scheduler.get_num_new_matched_tokens(request, 0)
-    assert found == ((64,) if stored else (0, False))
+    assert found == ((64,) if loaded else (0, False))
     tracker = scheduler.request_trackers["one"]
     tracker.append_block_ids(([1, 2],))
     tracker.increase_num_scheduled_tokens(64)

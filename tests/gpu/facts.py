@@ -24,6 +24,7 @@ from tests.gpu import emulated, goldens
 from tests.gpu.forked import in_fork
 
 PROMPTS = range(510, 516)
+LOGPROBS_PROMPT = 600
 # What forks would each import.
 _SHARED = (
     "lmcache.integration.vllm.vllm_v1_adapter",
@@ -79,6 +80,10 @@ def _facts(vendor: str, folder: Path) -> dict[str, Any]:
         },
         "metrics": _metrics(consumer),
         "steps": _all_steps(consumer),
+        "prompt logprobs": {
+            fixes: in_fork(lambda off=off: _logprobs_step(consumer, off))
+            for fixes, off in (("fixed", ()), ("unfixed", ("B25",)))
+        },
         "sampler": {
             name: in_fork(lambda env=env: _sampler(env))
             for name, env in (("rendered", process.env), ("unset", {}))
@@ -227,15 +232,29 @@ def _all_steps(engine: goldens.Engine) -> dict[str, Any]:
 
 
 def _steps(engine: goldens.Engine, without: Sequence[str]) -> dict[str, Any]:
-    from pdkit_connector.registry import Registry, discover
-    from pdkit_connector.setting import Setting
-
     from tests.gpu.steps import Consumer
 
-    Registry(discover()).apply(Setting(), without)
+    _apply_fixes(without)
     config = config_of(engine)
     with _environment(engine):
         return {str(tokens): Consumer(config).first_step(tokens) for tokens in PROMPTS}
+
+
+def _apply_fixes(without: Sequence[str]) -> None:
+    from pdkit_connector.registry import Registry, discover
+    from pdkit_connector.setting import Setting
+
+    Registry(discover()).apply(Setting(), without)
+
+
+def _logprobs_step(engine: goldens.Engine, without: Sequence[str]) -> dict[str, Any]:
+    """Return the first step of a stored prompt whose logprobs are requested."""
+    from tests.gpu.steps import Consumer
+
+    _apply_fixes(without)
+    config = config_of(engine)
+    with _environment(engine):
+        return Consumer(config).first_step(LOGPROBS_PROMPT, prompt_logprobs=1)
 
 
 def _sampler(env: Mapping[str, str]) -> str:

@@ -54,9 +54,9 @@ class Consumer:
         self.engine = Engine()
         self.scheduler: Any = None
 
-    def first_step(self, tokens: int) -> dict[str, Any]:
+    def first_step(self, tokens: int, **wanted: Any) -> dict[str, Any]:
         """Return what the first step of a prompt computes, its kind, and what it loaded."""
-        output = self.scheduled(tokens)
+        output = self.scheduled(tokens, **wanted)
         runner = _second if self.config.use_v2_model_runner else _first
         worker = self._connector("WORKER", engine=self.engine)
         with _kv_transfer_group(worker), runner(self, output, worker) as execute:
@@ -87,14 +87,14 @@ class Consumer:
         self.scheduler.update_from_output(output, told)
         return int(self.scheduler.schedule().total_num_scheduled_tokens)
 
-    def scheduled(self, tokens: int) -> Any:
+    def scheduled(self, tokens: int, **wanted: Any) -> Any:
         """Return the scheduler's output for a prompt of so many tokens."""
         self.scheduler = self._scheduler(tokens // CHUNK * CHUNK)
-        self.scheduler.add_request(self.prompt(tokens))
+        self.scheduler.add_request(self.prompt(tokens, **wanted))
         return self.scheduler.schedule()
 
-    def prompt(self, tokens: int) -> Any:
-        """Return a request of so many tokens."""
+    def prompt(self, tokens: int, **wanted: Any) -> Any:
+        """Return a request of so many tokens; `wanted` are further sampling parameters."""
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -102,7 +102,7 @@ class Consumer:
 
         init_none_hash(sha256)
         return Request(
-            "prompt", list(range(tokens)), SamplingParams(max_tokens=16), None,
+            "prompt", list(range(tokens)), SamplingParams(max_tokens=16, **wanted), None,
             block_hasher=get_request_block_hasher(BLOCK, sha256),
         )  # fmt: skip
 

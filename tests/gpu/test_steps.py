@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.verify.eligible import eligible_tokens
-from tests.gpu.facts import PROMPTS
+from tests.gpu.facts import LOGPROBS_PROMPT, PROMPTS
 
 CHUNK = 256
 Facts = dict[str, Any]
@@ -40,6 +40,18 @@ def test_kinds_of_steps(facts: Facts, how: str) -> None:
 def test_what_is_eligible_is_not_computed(facts: Facts, how: str) -> None:
     computed = {tokens: facts["steps"][how][str(tokens)]["computes"] for tokens in PROMPTS}
     assert computed == {tokens: tokens - eligible_tokens(tokens, CHUNK) for tokens in PROMPTS}
+
+
+def test_a_stored_prompt_whose_logprobs_are_requested_is_computed(facts: Facts) -> None:
+    step = facts["prompt logprobs"]["fixed"]
+    assert (step["computes"], step["loaded"]) == (LOGPROBS_PROMPT, 0)
+
+
+def test_without_the_fix_the_scheduler_of_the_catalogues_pair_loads_it(facts: Facts) -> None:
+    """Newer vLLM ignores what a connector offers for such a prompt."""
+    step = facts["prompt logprobs"]["unfixed"]
+    taken = stored(LOGPROBS_PROMPT) if facts["pair"] == "catalogue" else 0
+    assert (step["computes"], step["loaded"]) == (LOGPROBS_PROMPT - taken, taken)
 
 
 def test_a_failed_load_is_computed_again_and_nothing_more(facts: Facts) -> None:

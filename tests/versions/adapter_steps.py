@@ -83,9 +83,11 @@ class Vllm:
         self.attn_metadata: Any = object()
         self._kv: dict[str, list[Any]] = {}
 
-    def add(self, req_id: str, prompt: list[int], **more: Any) -> Request:
+    def add(
+        self, req_id: str, prompt: list[int], *, params: SamplingParams | None = None, **more: Any
+    ) -> Request:
         """Add a request, not scheduled yet."""
-        params = SamplingParams(max_tokens=1000)
+        params = params or SamplingParams(max_tokens=1000)
         self.requests[req_id] = Request(req_id, list(prompt), params, None, **more)
         return self.requests[req_id]
 

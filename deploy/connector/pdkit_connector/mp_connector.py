@@ -26,7 +26,7 @@ from pdkit_connector.log import get_logger
 from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.redis_path.objects import object_layout
 from pdkit_connector.releases import installed_lmcache, installed_vllm
-from pdkit_connector.request_view import foreign
+from pdkit_connector.request_view import foreign, is_computed_whole
 from pdkit_connector.server_life import Server
 from pdkit_connector.step_clock import timed_steps
 from pdkit_connector.store_barrier import answer
@@ -231,15 +231,19 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
         """Return how many tokens of a prompt can be loaded; none where tokens are not its key.
 
         The server's keys know no LoRA adapter and no embeddings. They know salts; but that a
-        salted request keeps to itself is what `deploy check` measures noise by.
+        salted request keeps to itself is what `deploy check` measures noise by. A prompt that vLLM
+        needs computed is not loaded either (fix B25 of the other connector).
         """
-        if foreign(request) is None:
-            answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(
-                request, num_computed_tokens
-            )
-            return answer
-        self._get_or_create_request_tracker(request).max_offload_tokens = 0  # nor stored
-        return 0, False
+        if foreign(request) is not None:
+            self._get_or_create_request_tracker(request).max_offload_tokens = 0  # nor stored
+            return 0, False
+        if is_computed_whole(request):
+            self._get_or_create_request_tracker(request)
+            return 0, False
+        answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+            request, num_computed_tokens
+        )
+        return answer
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Note a request's blocks, and whether a load of it failed.

@@ -23,6 +23,19 @@ def foreign(request: Any) -> str | None:
     return None
 
 
+def is_computed_whole(request: Any) -> bool:
+    """Tell whether vLLM needs every token of a prompt computed, so that none may be loaded.
+
+    Logprobs of a prompt, and the states of its tokens, exist only where they are computed. vLLM
+    marks such requests, and reads none of their KV from its own cache.
+    """
+    asked = getattr(request, "sampling_params", None)
+    return (
+        bool(getattr(request, "skip_reading_prefix_cache", False))
+        or getattr(asked, "prompt_logprobs", None) is not None
+    )
+
+
 class RequestView:
     """A request with some attributes of its own; all others are the request's."""
 

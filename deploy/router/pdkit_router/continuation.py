@@ -233,11 +233,11 @@ class Transcript:
         room = context - self._prompt_tokens
         return room if asked is None else int(asked)
 
-    def failure(self, why: str) -> bytes:
+    def failure(self, why: str, status: int = 502) -> bytes:
         """Return the event that ends a stream that cannot go on."""
         how = f"failed ({self.failure_told})" if self.failure_told else "was lost"
         message = f"the engine {how} while it answered, and {why}; the answer is not complete"
-        return _event(json.loads(error_body(502, message))) + b"\n\n"
+        return _event(json.loads(error_body(status, message))) + b"\n\n"
 
 
 def _text_of(choice: Mapping[str, Any]) -> str:

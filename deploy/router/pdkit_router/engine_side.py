@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable
 
 import httptools
@@ -117,6 +118,16 @@ class EngineConnection(asyncio.Protocol):
         """Whether a client's answer is to come, and would be read."""
         return self.exchange is not None and self._for_client and not self._paused
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether an idle connection was closed, which the loop has not seen yet.
+
+        A request that is sent on it would look like one that ended its engine.
+        """
+        looks = select.poll()
+        looks.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        return bool(looks.poll(0))
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
 
@@ -210,7 +221,7 @@ class Connections:
         while self._idle:
             connection = self._idle.pop()
             if not connection.transport.is_closing():
-                if loop.time() - connection.idle_since < _IDLE_S:
+                if loop.time() - connection.idle_since < _IDLE_S and not connection.has_ended:
                     return connection
                 connection.transport.close()
         try:

@@ -10,17 +10,23 @@ class Refused(Exception):
 
     Attributes:
         retry_after_s: when it is worth trying again; None if it is not.
+        final: clients must not try again, as OpenAI's do after other errors of a server.
     """
 
-    def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, retry_after_s: int | None = None, final: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s
+        self.final = final
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Headers of the answer, beside those that every answer has."""
+        if self.final:
+            return (("x-should-retry", "false"),)
         return () if self.retry_after_s is None else (("retry-after", str(self.retry_after_s)),)
 
     def body(self) -> bytes:

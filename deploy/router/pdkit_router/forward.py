@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
@@ -23,9 +24,12 @@ from pdkit_router.limits import Budget, Turns
 from pdkit_router.request import Request, Work, work
 from pdkit_router.tracing import Span, Tracer, step
 
+_log = logging.getLogger("router")
+
 Degrade = Literal["recompute", "refuse"]
 # A request that breaks engines is not tried on all of them.
 _MOST_BROKEN = 2
+_MOST_ENDED = 2  # engines that a request may end, in both phases
 _FAILED = (500, 502, 503, 504)
 # Tokens at the end of an answer of which the client may not have the text yet.
 _HELD_BACK = 16
@@ -131,6 +135,8 @@ class Forwarder:
             raise Refused(504, f"no answer within {self.answer_s:g} s") from None
         except NoEngine as exc:
             self.counts["errors"] += 1
+            if why := self._deadly(todo):
+                raise Refused(500, why, final=True) from None
             if exc.last is None or await exc.last[0].health() == "down":
                 raise Refused(503, "no engine can answer", retry_after_s=1) from None
             whole(exc.last[1], (("x-request-id", todo.name),), answer)
@@ -152,6 +158,8 @@ class Forwarder:
         try:
             await self._try(self.producers, todo, todo.prefill or b"", trace, use)
         except NoEngine:
+            if len(todo.ended) >= _MOST_ENDED:
+                raise
             self.counts["degraded"] += 1
             if self.degrade == "refuse":
                 raise Refused(503, "no producer can compute", retry_after_s=1) from None
@@ -166,7 +174,7 @@ class Forwarder:
             lost: engines that were tried before.
 
         Raises:
-            NoEngine: none is left, or no try.
+            NoEngine: none is left, or no try, or two engines have ended by this request.
         """
         # Engines whose old connection broke off are asked once more, on a new one, if there is no
         # other to try. Until then they count as broken: a request that breaks engines looks alike.
@@ -200,15 +208,41 @@ class Forwarder:
                         await exchange.rest()
                         last = engine, exchange
                         broken += 1
+                        if exchange.status == 500:
+                            await self._note_end(engine, todo)
             except EngineLost as exc:
                 broken += exc.asked
-                if exc.stale and not again:
-                    stale.add(engine)
                 if not exc.asked:
                     engine.lost()
+                elif not await self._note_end(engine, todo) and exc.stale and not again:
+                    stale.add(engine)
             finally:
                 engine.busy -= 1
+            if len(todo.ended) >= _MOST_ENDED:
+                break
         raise NoEngine(last)
+
+    async def _note_end(self, engine: Engine, todo: Work) -> bool:
+        """Tell whether an engine that failed on a request has ended; note it if so.
+
+        One that refused the connection, or answered 503, never had the request.
+        """
+        if await engine.health() == "up":
+            engine.connections.drop_idle()  # so that the next try is on a new one
+            return False
+        todo.ended.append(engine.name)
+        return True
+
+    def _deadly(self, todo: Work) -> str:
+        """Return why a request is not tried on another engine; "" if it may be."""
+        if len(todo.ended) < _MOST_ENDED:
+            return ""
+        names = " and ".join(todo.ended)
+        _log.error("%s %s: %s ended while they had it", todo.path, todo.name, names)
+        return (
+            f"{names} ended while they had this request, which is not tried on another engine; "
+            "their logs may say why"
+        )
 
     def _broke_off(self, todo: Work) -> None:
         """Note an answer whose client has seen its beginning, and sees no whole one."""
@@ -229,6 +263,7 @@ class Forwarder:
             await exchange.ended
             if not events.told.failure_told:
                 return
+        await self._note_end(engine, todo)
         await self._continue(engine, events, todo)
 
     async def _continue(self, lost: Engine, events: Events, todo: Work) -> None:
@@ -250,12 +285,16 @@ class Forwarder:
             events.answer.piece(told.ending())
             return
         why = told.why_not() if told.losses < _MOST_BROKEN else "the next one, too"
-        if not why:
+        if not why and len(todo.ended) < _MOST_ENDED:
             why = "no other engine continued it"
             with suppress(NoEngine, EngineLost, TimeoutError, ValueError, LookupError):
                 why = await self._rest(lost, events, todo)
-        if why:
-            self._broke_off(todo)
+            if not why:
+                return
+        self._broke_off(todo)
+        if deadly := self._deadly(todo):
+            events.answer.piece(told.failure(deadly, 500))
+        else:
             events.answer.piece(told.failure(why))
 
     async def _rest(self, lost: Engine, events: Events, todo: Work) -> str:

@@ -147,6 +147,7 @@ class Work:
         transcript: of an answer that comes in events; None of others.
         span: of the request, where it is traced.
         limit: of the time that its tries have.
+        ended: engines that ended while they had it, in both phases.
     """
 
     method: str
@@ -159,6 +160,7 @@ class Work:
     transcript: Transcript | None = None
     span: Span | None = None
     limit: asyncio.Timeout | None = None
+    ended: list[str] = field(default_factory=list)
 
 
 def work(

@@ -57,7 +57,11 @@ def test_broken_connections_are_retried_on_two_engines_only(
         raise EngineLost("it broke off", asked=True, stale=True)
         yield
 
+    async def health(*_: Any) -> str:
+        return "up"
+
     monkeypatch.setattr(Engine, "exchange", exchange)
+    monkeypatch.setattr(Engine, "health", health)
     forwarder = Forwarder(Group(()), Group(engines_up(3)), "recompute", 5.0, Counter())
     request = Request("POST", "/v1/completions", (), bytearray(b'{"model": "m", "prompt": "x"}'))
     with pytest.raises(Refused, match="no engine can answer"):
