@@ -160,6 +160,9 @@ class RouterSpec(Strict):
         "recompute",
         description="without a producer: recompute prompts on consumers, or refuse requests",
     )
+    max_body_mib: Annotated[int, Field(ge=1, le=96)] = Field(
+        64, description="largest body of a request in MiB, such as one with photos"
+    )
     engines: tuple[RemoteEngine, ...] = Field(
         (),
         description="engines of other hosts, such as {role: producer, url: 'http://10.0.0.5:8010'}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deploy.config.spec import RouterSpec
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
 from deploy.stack.layout import ENGINE_KEY, Layout
@@ -21,11 +22,18 @@ def router_argv(plan: Plan, layout: Layout, key_file: str | None) -> tuple[str, 
         # With Redis every engine finds a prompt's KV: the one with the least work serves it.
         *(("--follow-prefixes",) if plan.aggregated and not plan.shares_kv else ()),
         *(() if plan.aggregated else ("--degrade", plan.spec.router.degrade)),
+        *_body_limit(plan),
         "--engine-key-file", layout.secret(ENGINE_KEY),
         "--drain-file", layout.drain_file.seen_at,
         *(("--key-file", key_file) if key_file else ()),
         *router_args(plan),
     )  # fmt: skip
+
+
+def _body_limit(plan: Plan) -> tuple[str, ...]:
+    limit = plan.spec.router.max_body_mib
+    default = RouterSpec().max_body_mib
+    return () if limit == default else ("--max-body-mib", str(limit))
 
 
 def _engine(role: str, engine: EnginePlan, layout: Layout) -> tuple[str, str]:

@@ -32,10 +32,8 @@ from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
 from pdkit_router.tracing import Tracer
 
-_BODY_BYTES = 2**20
 _BACKLOG = 1024
-_MOST_BODY_BYTES = 64 * 2**20  # token ids take 14 times as much memory, once they are JSON
-_BYTES_A_TOKEN = 32  # more than the number or the characters of a token take in JSON
+_MIB = 2**20
 _LEAVE_S = 10.0
 _LEAVE_IDLE_S = 1.0  # for clients that are about to send their next request
 # A listening socket that outlives the router, so that clients wait while it is started again.
@@ -76,6 +74,9 @@ def parser() -> argparse.ArgumentParser:
         "--otlp-endpoint", metavar="http://HOST:PORT", help="send traces to this collector"
     )
     options.add_argument("--stack", default="", help="its name, in traces")
+    options.add_argument(
+        "--max-body-mib", type=int, default=64, help="largest body of a request, in MiB"
+    )
     options.add_argument("--answer-s", type=float, default=1800.0)
     options.add_argument(
         "--leave-s", type=float, default=_LEAVE_S, help="seconds for requests to end after SIGTERM"
@@ -91,12 +92,13 @@ def _engine(text: str) -> Engine:
     return Engine(name, host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _limits() -> ClientLimits:
+def _limits(body_bytes: int) -> ClientLimits:
     """Return the limits, with no more connections than this process may have files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files = max(soft, hard) if hard != resource.RLIM_INFINITY else 2**20
-    limits = ClientLimits()
+    limits = ClientLimits(body_bytes=body_bytes)
+    limits.held_bytes = max(limits.held_bytes, 2 * body_bytes)
     limits.connections = min(limits.connections, max(16, (files - 64) // _FILES_A_CLIENT))
     return limits
 
@@ -116,13 +118,17 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
     )
     if given.otlp_endpoint:
         forwarder.tracer = Tracer(given.otlp_endpoint, given.stack, forwarder.counts)
-    limits = _limits()
+    limits = _limits(given.max_body_mib * _MIB)
     clients = Clients(limits, Doorkeeper(key), FrontDoor(forwarder).serve)
     watchers = Clients(ClientLimits(connections=64), MetricsDoor(), RouterMetrics(forwarder).serve)
     engines = (*given.producer, *given.consumer, *given.engine)
     for engine in engines:
         engine.key = engine_key
-    checker = HealthChecker(engines, lambda tokens: _allow(limits, forwarder, tokens))
+
+    def learn(context: int) -> None:
+        forwarder.context = context
+
+    checker = HealthChecker(engines, learn)
     discoveries = [
         Discovery(one, forwarder.producers if one.role == "producer" else forwarder.consumers,
                   checker, engine_key)
@@ -170,11 +176,6 @@ async def _listen(clients: Clients, host: str, port: int) -> asyncio.Server:
         return await loop.create_server(clients.connection, host, port, backlog=_BACKLOG)
     waiting = socket.socket(fileno=int(inherited))
     return await loop.create_server(clients.connection, sock=waiting, backlog=_BACKLOG)
-
-
-def _allow(limits: ClientLimits, forwarder: Forwarder, tokens: int) -> None:
-    forwarder.context = tokens
-    limits.body_bytes = min(max(_BODY_BYTES, _BYTES_A_TOKEN * tokens), _MOST_BODY_BYTES)
 
 
 async def _emptied(clients: Clients, leave_s: float) -> None:

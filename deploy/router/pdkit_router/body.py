@@ -1,4 +1,9 @@
-"""Bodies of clients: JSON that an engine can read, and can refuse without being held up."""
+"""Bodies of clients: JSON that an engine can read, and can refuse without being held up.
+
+The router is one process, which reads nothing else while it makes the objects of a body. The time
+for that depends on the number of values more than on bytes: a photo of 64 MiB is one value. So
+values are counted before any is made, and their number is limited besides the bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,47 @@ from typing import Any, NoReturn
 from pdkit_router.errors import Refused
 
 # vLLM reports what is wrong with each item, and answers nothing else meanwhile: 100,000 items of a
-# wrong type take it half a minute and gigabytes. Token ids are the one long list that is right.
+# wrong type take it half a minute and gigabytes. Long lists that are right are token ids, and
+# messages and tools of an agent's session, whose items are looked at here if there are many.
 _MOST_ITEMS = 8192
-# Lists, objects and strings take up to thirty times their text, so they are counted before they are
-# made: a list of token ids for each prompt, the other items, and the names of those in objects.
-_MOST_PARTS = 3 * _MOST_ITEMS
-_PARTS = b'[{"'
-_REST = bytes(set(range(256)) - set(_PARTS))
+# Lists, objects and strings take up to thirty times their text. So many are the ten thousand turns
+# of an agent, and take 25 MB.
+_MOST_PARTS = 2**18
+# Values of any kind, token ids among them: several prompts of the longest contexts.
+_MOST_VALUES = 2**22
 _LARGEST = 2**63 - 1  # vLLM answers 500 to a larger one
 _TOKENS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize": "tokens"}
+# Lists of objects, and a field that each of them has, as text.
+_SESSIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "/v1/chat/completions": {"messages": ("role",), "tools": ("type",)},
+    "/v1/responses": {"input": ("type", "role"), "tools": ("type",)},
+    "/tokenize": {"messages": ("role",), "tools": ("type",)},
+}
 # vLLM answers 500 where one of these is something else.
 _OBJECTS = ("stream_options", "structured_outputs", "response_format")
+_PARTS = b'[{"'
+_REST = bytes(set(range(256)) - set(_PARTS + b","))  # a comma is between two values
+
+
+def as_utf8(body: bytes) -> bytes:
+    """Return a body in UTF-8 without a byte order mark, as PowerShell does not send it.
+
+    Raises:
+        Refused: it is not text.
+    """
+    if body[:1] in b"{ \n" and 0 not in body[:4]:  # nearly all
+        return body
+    try:
+        return body.decode(json.detect_encoding(body)).encode()
+    except ValueError as exc:
+        raise _not_json(exc) from None
 
 
 def parsed(path: str, body: bytes) -> dict[str, Any]:
     """Return the fields of a body; raises Refused where an engine could not read it."""
+    if sum(map(body.count, _PARTS)) > _MOST_PARTS or body.count(b",") > _MOST_VALUES:
+        _count(body)
     try:
-        if sum(map(body.count, _PARTS)) > _MOST_PARTS and _parts(body) > _MOST_PARTS:
-            raise Refused(400, f"the body has more than {_MOST_PARTS} lists, objects and strings")
         text = body.decode("utf-8")
         gc.disable()  # it would look at each of ten million lists again and again, for nothing
         fields = _JSON.decode(text)
@@ -36,7 +64,7 @@ def parsed(path: str, body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise Refused(400, "the body is JSON of too many levels") from None
     except ValueError as exc:
-        raise Refused(400, f"the body is not valid JSON: {str(exc)[:200]}") from None
+        raise _not_json(exc) from None
     finally:
         gc.enable()
     if not isinstance(fields, dict):
@@ -45,37 +73,78 @@ def parsed(path: str, body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _parts(body: bytes) -> int:
-    """Return how many lists, objects and strings there are, or more than the most.
+def _not_json(exc: ValueError) -> Refused:
+    return Refused(400, f"the body is not valid JSON: {str(exc)[:200]}")
+
+
+def _count(body: bytes) -> None:
+    """Refuse a body of too many values, however long they are; what is in texts does not count.
 
     Its time grows with the body's length, whatever is in it. A pattern for strings would read to
     the end of the body again at each quote of a string without an end.
     """
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _REST)
-    pieces = bare.split(b'"', 2 * _MOST_PARTS + 2)  # no more than refuse it
-    return len(pieces) // 2 + sum(map(len, pieces[::2]))
+    strings = bare.count(b'"') // 2
+    outside = b"".join(bare.split(b'"')[::2]) if strings <= _MOST_PARTS else b""
+    values = outside.count(b",")
+    if strings + len(outside) - values > _MOST_PARTS:
+        raise Refused(400, f"the body has more than {_MOST_PARTS} lists, objects and strings")
+    if values > _MOST_VALUES:
+        raise Refused(400, f"the body has more than {_MOST_VALUES} values")
 
 
 def _check(path: str, fields: Mapping[str, Any]) -> None:
     for name in _OBJECTS:
         if not isinstance(fields.get(name), (dict, type(None))):
             raise Refused(400, f"{name} must be an object")
-    tokens = _TOKENS.get(path)
-    left = [value for name, value in fields.items() if name != tokens or not _are_tokens(value)]
-    items = len(fields)
-    if items > _MOST_ITEMS:
+    if len(fields) > _MOST_ITEMS:
         raise Refused(400, f"the body has more than {_MOST_ITEMS} fields")
+    sessions, tokens = _SESSIONS.get(path, {}), _TOKENS.get(path)
+    for name, keys in sessions.items():
+        if isinstance(value := fields.get(name), list):
+            _check_session(name, value, keys)
+    beside = [
+        value
+        for name, value in fields.items()
+        if not (name in sessions and isinstance(value, list))
+        if name != tokens or not _are_tokens(value)
+    ]
+    if _items(beside, _MOST_ITEMS - len(fields)) is None:
+        raise Refused(
+            400,
+            f"the body has more than {_MOST_ITEMS} values other than token ids, messages and tools",
+        )
+
+
+def _check_session(name: str, value: list[Any], keys: tuple[str, ...]) -> None:
+    """Refuse a list of messages or tools that is too long, or long and of something else."""
+    items = _items([value], _MOST_PARTS)
+    if items is None:
+        raise Refused(400, f"{name} has more than {_MOST_PARTS} values")
+    if items <= _MOST_ITEMS:
+        return  # an engine's own message says more
+    for number, one in enumerate(value):
+        if not isinstance(one, dict) or not any(isinstance(one.get(key), str) for key in keys):
+            wanted = " or ".join(f"'{key}'" for key in keys)
+            raise Refused(400, f"{name}[{number}] must be an object with {wanted}")
+        content = one.get("content")
+        if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
+            raise Refused(400, f"{name}[{number}].content must be text or a list of objects")
+
+
+def _items(left: list[Any], most: int) -> int | None:
+    """Return how many values are in some values; None if there are more than `most`."""
+    items = 0
     while left:
         value = left.pop()
         if isinstance(value, int) and abs(value) > _LARGEST:
             raise Refused(400, f"the body has a number beyond {_LARGEST}")
         if isinstance(value, (dict, list)):
             items += len(value)
-            if items > _MOST_ITEMS:
-                raise Refused(
-                    400, f"the body has more than {_MOST_ITEMS} values other than token ids"
-                )
+            if items > most:
+                return None
             left.extend(value.values() if isinstance(value, dict) else value)
+    return items
 
 
 def _are_tokens(value: object) -> bool:

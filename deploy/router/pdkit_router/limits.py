@@ -22,9 +22,10 @@ class ClientLimits:
     """What clients may take.
 
     Attributes:
-        body_bytes: of one request; follows from the model's context, up to 64 MiB.
-        held_bytes: of all bodies together. What a request takes beside its body (a second copy,
-            its token ids once more) is in proportion, so that a GiB is enough for all of it.
+        body_bytes: of one request.
+        held_bytes: of all bodies together, at least two of the largest. What a request takes beside
+            its body (a second copy, its text and token ids once more) is in proportion, so that a
+            GiB is enough for all of it.
         head_s, body_s: for sending them.
         idle_s: between two requests of a connection.
         stuck_s: that a client may leave its answer unread.
@@ -32,7 +33,7 @@ class ClientLimits:
 
     connections: int = 2048
     requests: int = 1024
-    body_bytes: int = 2**20
+    body_bytes: int = 64 * 2**20
     held_bytes: int = 128 * 2**20
     head_s: float = 10.0
     body_s: float = 60.0
@@ -155,4 +156,7 @@ def long_head() -> Refused:
 
 def large_body(limit_bytes: int) -> Refused:
     """Return the refusal of a request whose body is larger than this."""
-    return Refused(413, f"the body is larger than {limit_bytes} bytes, the limit for this model")
+    return Refused(
+        413, f"the body is larger than {limit_bytes} bytes; deploy.yaml can allow more: "
+        "router.max_body_mib",
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pdkit_router.body import parsed
+from pdkit_router.body import as_utf8, parsed
 from pdkit_router.continuation import Transcript, transcript
 from pdkit_router.errors import Refused
 
@@ -181,6 +181,7 @@ def work(
     if request.method == "GET":
         body = b""
     else:
+        body = as_utf8(body)
         fields = parsed(request.path, body)
         steering = {name: None for name in _STEERING if name in fields}
         extra = fields.get("vllm_xargs")

@@ -1,4 +1,4 @@
-"""Bodies of a model with a long context: how large they may be, and the memory that they take."""
+"""Large bodies: how large they may be, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pdkit_router.request import Request
 from tests.unit.router.conftest import Router, Start, forget_peak, peak
 from tests.unit.router.test_doors import answers, head, post
 
-LIMIT = 4 * 2**20  # for the tokens of these engines
-MODELS = b'{"data": [{"id": "m", "max_model_len": 131072}]}'
+LIMIT = 4 * 2**20
 
 
 @pytest.fixture(scope="module")
 def long_router(start_router: Start) -> Router:
-    return start_router(models=MODELS)
+    return start_router("--max-body-mib", "4")
 
 
 def test_bodies_are_limited_to_64_mib(start_router: Start) -> None:
-    router = start_router(models=b'{"data": [{"id": "m", "max_model_len": 10000000}]}')
+    router = start_router()
     ((status, body),) = answers(router, head("POST /v1/completions", "Content-Length: 67108865"))
     assert status == 413
     assert b"larger than 67108864 bytes" in body
+    assert b"router.max_body_mib" in body
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,7 +61,7 @@ def status_of(router: Router, body: bytes) -> int:
     return answers(router, post(body=body), within_s=60)[0][0]
 
 
-def test_a_body_of_a_long_context_is_accepted(long_router: Router) -> None:
+def test_a_body_up_to_the_limit_is_accepted(long_router: Router) -> None:
     fits = b'{"prompt": "' + b"a" * (LIMIT - 100) + b'"}'
     assert status_of(long_router, fits) == 200
     assert status_of(long_router, fits + b" " * 200) == 413

@@ -261,6 +261,10 @@ class TestNothingShared:
             argv = prepared(topology=form).stack.service("router").argv
             assert ("--follow-prefixes" in argv) is follows
 
+    def test_the_router_takes_bodies_as_large_as_the_spec_says(self, prepared: Make) -> None:
+        argv = prepared(router={"max_body_mib": 90}).stack.service("router").argv
+        assert argv[argv.index("--max-body-mib") + 1] == "90"
+
 
 class TestFingerprint:
     """It tells whether a running stack is the one that is asked for."""
@@ -280,6 +284,7 @@ class TestFingerprint:
         {"port": 9000},
         {"bind": "127.0.0.2"},
         {"router": {"degrade": "refuse"}},
+        {"router": {"max_body_mib": 90}},
         {"engine": {"dtype": "float32"}},
         {"engine": {"block_size": 16}},
         {"engine": {"max_model_len": 4096}},
