@@ -318,7 +318,9 @@ def installs_by_name(text: str) -> list[str]:
     return [
         command
         for command in (one.partition(" #")[0].strip() for one in commands)
-        if _KIT_BY_NAME.search(command) and "--no-index" not in command
+        if _KIT_BY_NAME.search(command)
+        and "--no-index" not in command
+        and " uninstall " not in command
     ]
 
 
@@ -329,7 +331,6 @@ def test_nothing_installs_a_package_of_strangers() -> None:
         name_of(file): file.read_text("utf-8")
         for file in [*files, *REPO.glob("*.md"), *REPO.glob("*.yaml"), REPO / "justfile"]
         if file.suffix in {"", ".md", ".py", ".sh", ".yaml", ".yml", ".txt", ".lock", ".json"}
-        and file.name != "CHANGELOG.md"
     }
     assert len(texts) > 500
     assert {name: found for name, text in texts.items() if (found := installs_by_name(text))} == {}
