@@ -32,7 +32,7 @@ def router_argv(plan: Plan, layout: Layout, key_file: str | None) -> tuple[str, 
 
 def _body_limit(plan: Plan) -> tuple[str, ...]:
     limit = plan.spec.router.max_body_mib
-    default = RouterSpec().max_body_mib
+    default = RouterSpec.model_fields["max_body_mib"].default  # an instance takes pydantic 10 ms
     return () if limit == default else ("--max-body-mib", str(limit))
 
 

@@ -178,6 +178,9 @@ def restored_facts(stored: Mapping[str, Any]) -> Facts:
 
 def restored_model(stored: Mapping[str, Any]) -> Model:
     """Return the model that `asdict` wrote into a state file."""
+    texts = ("ref", "served_name", "source", "version")
+    if wrong := [name for name in texts if not isinstance(stored[name], str)]:
+        raise TypeError(f"model: {', '.join(wrong)}: not text")
     shape, kind = stored["shape"], Kind(**stored["kind"])
     files = tuple((str(name), int(size), int(at)) for name, size, at in stored.get("files", ()))
     given = {"shape": ModelShape(**shape) if shape else None, "kind": kind, "files": files}

@@ -11,6 +11,7 @@ CONTRACT = {
     "CheckFailed": 1,
     "UsageError": 2,
     "ConfigError": 2,
+    "ModelChanged": 2,
     "StateError": 2,
     "MachineError": 3,
     "MissingTool": 3,

@@ -346,7 +346,7 @@ def test_every_setting_is_classified() -> None:
         "engine.kv_cache_gib", "engine.gpu_memory", "engine.memory_gib", "lmcache.chunk_size",
         "lmcache.staging_gib", "lmcache.server_gib", "redis.client", "redis.integrity",
         "redis.memory_gib",
-        "redis.shards", "router.degrade", "slo.ttft_s", "slo.itl_s", "timeouts.ready_s",
+        "redis.shards", "router.degrade", "router.max_body_mib", "slo.ttft_s", "slo.itl_s", "timeouts.ready_s",
         "timeouts.stop_s", "timeouts.hung_s", "timeouts.stuck_s",
     }  # fmt: skip
     known = set()
