@@ -50,14 +50,16 @@ class RestartPolicy:
         return min(LONGEST_PAUSE_S, self.pause_s * 2 ** (start - 2)) if start > 1 else 0.0
 
 
-def shortage(launcher: Launcher, started: Started) -> str:
-    """Return what a service that died while it started lacked; "" if it died of something else.
+def shortage(launcher: Launcher, started: Started) -> tuple[str, str] | None:
+    """Return what a service that died while it started lacked, and the line of its log about it.
 
-    Its memory or disk is another's at that moment, so that it was no fault of the service.
+    Its memory or disk is another's at that moment, so that it was no fault of the service. None if
+    it died of something else.
     """
     told = launcher.died(started)
     lines = (started.ended or "", *told.details, told.message)
-    return next((line.strip() for line in lines if _SHORT.search(line)), "")
+    found = ((match[0], line.strip()) for line in lines if (match := _SHORT.search(line)))
+    return next(found, None)
 
 
 class Liveness:

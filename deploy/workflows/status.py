@@ -139,6 +139,8 @@ def stack_status(home: Home, name: str) -> StackStatus:
     plan = running.prepared.plan
     pages, of_server = answering_pages(running), kv_server_page(running)
     events = read_events(home.stack(name).events_file)
+    drained = drained_engines(home.stack(name).drain_file)
+    services = _all_services(running, {**pages, **of_server}, drained)
     with store_of(running) as store:
         stats = store.stats()
     return StackStatus(
@@ -150,9 +152,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
         topology=str(plan.topology),
         model=plan.model.served_name,
         url=running.stack.url,
-        services=_all_services(
-            running, {**pages, **of_server}, drained_engines(home.stack(name).drain_file)
-        ),
+        services=services,
         store=stats,
         user_redis=plan.user_redis,
         kv_server=kv_server_use(running, of_server),
@@ -163,7 +163,7 @@ def stack_status(home: Home, name: str) -> StackStatus:
             *_model_changed(running),
             *_of_engines(running, pages),
             *_uncounted(running, pages),
-            *_failing(running, events),
+            *_failing(services, events),
             *_unwatched(running, home),
         ],
     )
@@ -214,12 +214,16 @@ def _uncounted(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[
     ]
 
 
-def _failing(running: RunningStack, events: Sequence[ServiceEvent]) -> list[str]:
-    """Return warnings about services whose last event is that something failed, and since when."""
+def _failing(services: Sequence[ServiceStatus], events: Sequence[ServiceEvent]) -> list[str]:
+    """Return warnings about services that are not ready since something failed.
+
+    A command that started one again notes no event.
+    """
     last = {event.service: event for event in events}
     return [
         f"{service.name}, since {event.at}: {event.text}"
-        for service in running.stack.services
+        for service in services
+        if service.condition != "ready"
         if (event := last.get(service.name)) and event.kind == "failed"
     ]
 

@@ -172,8 +172,13 @@ class Supervisor:
         with suppress(StackLocked), supervisor_turn(self._lock, self._name):
             if self._is_another(life):
                 return
-            if life.started and life.died_at and (what := shortage(running.launcher, life.started)):
-                self._await(service, life, what, f"died while starting: {what}")
+            if (
+                life.started
+                and life.died_at
+                and (lacked := shortage(running.launcher, life.started))
+            ):
+                what, line = lacked
+                self._await(service, life, what, f"died while starting: {line}")
                 return
             life.deaths += 1
             life.died_at = life.died_at or time.monotonic()
@@ -214,7 +219,7 @@ class Supervisor:
         life.tries += 1
         pause_s = min(LONGEST_PAUSE_S, self._policy.pause_before(life.tries + 1))
         life.due = time.monotonic() + pause_s
-        told = f"{text}; tried again every {LONGEST_PAUSE_S:g} s or sooner, as long as this lasts"
+        told = f"{text}; retried at least every {LONGEST_PAUSE_S:g} s, as long as this lasts"
         if life.waits_for == what:
             _say(f"{service.name} {text}; tried again in {pause_s:g} s")
         else:

@@ -389,7 +389,7 @@ class TestTooLittleRoom:
         [
             "OSError: [Errno 12] Cannot allocate memory",
             "ImportError: libsqlite3.so.0: failed to map segment from shared object",
-            "ValueError: Free memory on device cuda:0 (1/80 GiB) is less than desired",
+            "(pid={pid}) ValueError: Free memory on device cuda:0 (1/80 GiB) is less than desired",
         ],
     )
     def test_an_engine_that_dies_of_too_little_memory_while_it_starts(
@@ -405,6 +405,21 @@ class TestTooLittleRoom:
             old = few.kill("consumer-0")
             self.await_tries(few, eventually)
         eventually(lambda: few.is_back("consumer-0", old))
+
+    def test_a_start_by_a_command_ends_the_warning(
+        self, few: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise NotEnoughMemory("3 GiB are needed")
+
+        with monkeypatch.context() as short:
+            short.setattr(start, "require_host_memory", refuse)
+            few.kill("consumer-0")
+            self.await_tries(few, eventually)
+            few.end()
+        few.lab.up(few.spec)
+        assert few.events("consumer-0")[-1] == "failed", "no command notes that one is back"
+        assert not [w for w in stack_status(few.lab.home, "pdkit").warnings if "since" in w]
 
     def test_one_that_cannot_be_started_for_another_reason_is_given_up(
         self, few: Watched, monkeypatch: pytest.MonkeyPatch, eventually: Eventually

@@ -231,7 +231,8 @@ def main() -> None:
     engine = Engine(options)
     if os.environ.get("STAND_IN_DIES") == engine.role:
         print("Loading weights", flush=True)
-        sys.exit(os.environ.get("STAND_IN_DIES_OF", "RuntimeError: the weights are corrupt"))
+        told = os.environ.get("STAND_IN_DIES_OF", "RuntimeError: the weights are corrupt")
+        sys.exit(told.format(pid=os.getpid()))
     serve(int(options.port), engine.answer)
 
 
