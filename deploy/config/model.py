@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from deploy.config.kinds import PLAIN, Kind, kind_of, strings
-from deploy.config.weight_files import weights_in
+from deploy.config.weight_files import reads_checkpoint, weights_in
 from deploy.connector.pdkit_connector.model_files import (
     WEIGHTS,
     ModelFile,
@@ -108,9 +108,16 @@ _KNOWN_WEIGHT_BYTES = {"Qwen/Qwen3-0.6B": 1_503_300_328}
 
 
 def resolve_model(
-    value: str, *, tiny_path: Path, tiny_config: Mapping[str, Any], hub_cache: Path | None = None
+    value: str,
+    *,
+    tiny_path: Path,
+    tiny_config: Mapping[str, Any],
+    hub_cache: Path | None = None,
+    load_format: str = "auto",
 ) -> Model:
     """Return the model that `value` names: 'tiny', a folder, or a Hugging Face id.
+
+    `load_format` is vLLM's option, by which engines choose among the weight files.
 
     Raises:
         ConfigError: the folder is missing, or its config.json is missing or unreadable.
@@ -120,14 +127,14 @@ def resolve_model(
         return Model(str(tiny_path), "pdkit-tiny", "tiny", shape, version=tiny_path.name)
     path = expanded(value)
     if path.is_dir() or value.startswith((".", "/", "~")):
-        return _folder(path, value)
+        return _folder(path, value, load_format)
     if not _HUB_ID.fullmatch(value):
         raise ConfigError(
             f"'{value}' is neither an existing folder nor a Hugging Face id (owner/name)",
             setting="model",
             retry=({"--model": "./path/to/model"}, {"--model": "owner/name"}),
         )
-    return _hub(value, hub_cache or default_hub_cache())
+    return _hub(value, hub_cache or default_hub_cache(), load_format)
 
 
 def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
@@ -144,12 +151,13 @@ def cached_models(cache: Path) -> tuple[Model, ...]:
     return tuple(model for folder in sorted(cache.glob("models--*")) if (model := _cached(folder)))
 
 
-def _hub(repo_id: str, cache: Path) -> Model:
+def _hub(repo_id: str, cache: Path, load_format: str = "auto") -> Model:
     snapshot = _snapshot(repo_id, cache)
     if snapshot is None or not (snapshot / "config.json").is_file():
         return Model(repo_id, repo_id, "hub", _KNOWN.get(repo_id), _KNOWN_WEIGHT_BYTES.get(repo_id))
     config = _read_config(snapshot / "config.json")
-    shape, size = _shape(config, repo_id), _size(snapshot) or None
+    shape = _shape(config, repo_id)
+    size = _size(snapshot, weights_in(snapshot, load_format).files) or None
     return Model(repo_id, repo_id, "hub", shape, size, snapshot.name, kind_of(config))
 
 
@@ -165,7 +173,7 @@ def _cached(folder: Path) -> Model | None:
     return model if model and model.version and model.shape and model.weight_bytes else None
 
 
-def _folder(path: Path, value: str) -> Model:
+def _folder(path: Path, value: str, load_format: str) -> Model:
     if not path.is_dir():
         raise ConfigError(
             f"the folder '{value}' does not exist",
@@ -191,11 +199,13 @@ def _folder(path: Path, value: str) -> Model:
             retry=(_FOLDER,),
             note=_WHOLE,
         )
-    loaded = weights_in(path)
-    if loaded.missing or not loaded.files:
+    loaded = weights_in(path, load_format)
+    if reads_checkpoint(load_format) and (loaded.missing or not loaded.files):
         gone = f"{loaded.missing[0]}, which is not there" if loaded.missing else "no file of it"
         raise ConfigError(
-            f"the index of the weights in '{value}' names {gone}",
+            f"the index of the weights in '{value}' names {gone}"
+            if loaded.missing or loaded.complete  # without an index, nothing else is complete
+            else f"'{value}' contains no weights that --load-format {load_format} reads",
             setting="model",
             retry=(_FOLDER,),
             note=_WHOLE,
@@ -206,16 +216,15 @@ def _folder(path: Path, value: str) -> Model:
         resolved.name,
         "folder",
         shape,
-        _size(path),
+        _size(path, loaded.files) if loaded.files else None,
         files_digest(files),
         kind_of(config),
         files,
     )
 
 
-def _size(folder: Path) -> int:
-    """Return the size of the weights that are loaded; the same in another format do not count."""
-    return sum((folder / name).stat().st_size for name in weights_in(folder).files)
+def _size(folder: Path, names: Iterable[str]) -> int:
+    return sum((folder / name).stat().st_size for name in names)
 
 
 def _read_config(file: Path) -> Mapping[str, Any]:

@@ -30,8 +30,10 @@ _BIN, _PT = _Format("*.bin"), _Format("*.pt")
 _HUGGING_FACE = (_SAFETENSORS, _BIN, _PT)
 _UNUSUAL = (_Format("*.pth"), _Format("*.gguf"))
 # In the order in which vLLM's DefaultModelLoader looks for them, by its `--load-format`; the first
-# of which there are files is loaded. All others are as 'auto'.
+# of which there are files is loaded.
+_AUTO = (_MISTRAL, *_HUGGING_FACE, *_UNUSUAL)
 _FORMATS = {
+    "auto": _AUTO,
     "hf": _HUGGING_FACE,
     "safetensors": (_SAFETENSORS,),
     "fastsafetensors": (_SAFETENSORS,),
@@ -40,6 +42,12 @@ _FORMATS = {
     "mistral": (_MISTRAL,),
     "pt": (_PT,),
     "npcache": (_BIN,),
+}
+# Saved by vLLM itself, each rank's part in files of its own: an index beside them is of the
+# checkpoint that they were made from. All other formats are as 'auto'.
+_SAVED_BY_RANK = {
+    "sharded_state": (_Format("*.safetensors"),),
+    "runai_streamer_sharded": (_Format("*.safetensors"),),
 }
 
 
@@ -67,7 +75,7 @@ def chosen_weights(
     index names. Others have them in safetensors and as pickles.
     """
     there = sorted(name for name in names if "/" not in name)
-    for one in _FORMATS.get(load_format, (_MISTRAL, *_HUGGING_FACE, *_UNUSUAL)):
+    for one in {**_FORMATS, **_SAVED_BY_RANK}.get(load_format, _AUTO):
         found = [name for name in there if fnmatch(name, one.pattern)]
         found = [name for name in found if name not in _TRAINER_STATE]
         if not found:
@@ -78,6 +86,11 @@ def chosen_weights(
         files = tuple(name for name in found if name in indexed)
         return ChosenWeights(files, tuple(sorted({*indexed} - {*found})), complete=True)
     return ChosenWeights()
+
+
+def reads_checkpoint(load_format: str) -> bool:
+    """Tell whether vLLM loads a checkpoint as published, with every file that its index names."""
+    return load_format in _FORMATS
 
 
 def weights_in(folder: Path, load_format: str = "auto") -> ChosenWeights:

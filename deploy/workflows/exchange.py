@@ -28,6 +28,7 @@ from deploy.workflows.check import (
 )
 from deploy.workflows.drain import wait_until_idle
 from deploy.workflows.history import following, new_state, with_failure, with_outcome
+from deploy.workflows.model_files import model_changed
 from deploy.workflows.prepare import Prepared, Report, engine_image
 from deploy.workflows.running import RunningStack
 from deploy.workflows.saved_state import StackState, label
@@ -100,8 +101,13 @@ class PlanExchange:
         """Stop the services that the new plan runs differently or not at all."""
         old = self._running
         records = {name: rec for name, rec in old.state.services.items() if name in self._leaving}
-        self._report(f"stopping {', '.join(records)}; keeping {', '.join(self.kept) or 'nothing'}")
         engines = [name for name in records if old.stack.service(name).role in ENGINE_ROLES]
+        if engines and model_changed(old.prepared):
+            self._tell([
+                f"the old weights in {old.prepared.model.ref} are gone: if the new stack fails, "
+                "the present one cannot be restored"
+            ])  # fmt: skip
+        self._report(f"stopping {', '.join(records)}; keeping {', '.join(self.kept) or 'nothing'}")
         with drained_by_command(self._home.stack(old.stack.name).drain_file, engines):
             self._await_requests(engines)
             with uninterrupted():  # half-stopped services would block those that are put back

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from deploy.config.model import Model
 from deploy.connector.pdkit_connector.model_files import changed_files, model_files
 from deploy.errors import ModelChanged
 from deploy.workflows.prepare import Prepared
@@ -24,18 +25,39 @@ def require_same_model(prepared: Prepared) -> None:
 
 def model_changed(prepared: Prepared) -> ModelChanged | None:
     """Return the error for a model whose files are not the planned ones; None if they are."""
-    was = prepared.model
-    if was.source != "folder" or not was.files:
+    change = _change(prepared.model)
+    if not change:
         return None
-    changes = list(changed_files(was.files, model_files(Path(was.ref))))
-    if not changes:
-        return None
-    more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
     return ModelChanged(
-        f"the stack '{prepared.stack.name}' serves other files than {was.ref} has now: "
-        f"{changes[0]}{more}; engines with these would load KV of the old ones",
+        f"the weights in {prepared.model.ref} have changed since the stack "
+        f"'{prepared.stack.name}' was started ({change}); new engines would load KV of the old "
+        "weights",
         hint=f"{serving_new(prepared)}; or put the old files back, with their modification times",
     )
+
+
+def require_last_good_model(target: Prepared) -> None:
+    """Check that the model's folder has the files of the plan that a rollback returns to.
+
+    Raises:
+        ModelChanged: naming the first file that is another.
+    """
+    if change := _change(target.model):
+        raise ModelChanged(
+            f"the last good plan was made for other weights than {target.model.ref} has now: "
+            f"{change}",
+            hint="put the old files back, with their modification times, then: deploy rollback "
+            f"--name {target.stack.name}",
+        )
+
+
+def _change(was: Model) -> str:
+    """Return the first file that is not the planned one, and how many others; "" if all are."""
+    if was.source != "folder" or not was.files:
+        return ""
+    changes = list(changed_files(was.files, model_files(Path(was.ref))))
+    more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+    return f"{changes[0]}{more}" if changes else ""
 
 
 def serving_new(prepared: Prepared) -> str:

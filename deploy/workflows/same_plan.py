@@ -28,10 +28,12 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
         ModelChanged: it is the requested one, and its model's folder has other files by now.
     """
     was = existing.prepared
+    found = find_model(spec, home, was.facts.vendor)
+    if found.ref == was.model.ref:  # as by a relative path; the saved one is absolute
+        spec = spec.model_copy(update={"model": was.spec.model})
     if _same_software(spec, was.facts):
-        model = find_model(spec, home, was.facts.vendor)
-        if model.ref == was.model.ref and not _other_files(model, was.model):
-            model = was.model
+        same_model = found.ref == was.model.ref and not _other_files(found, was.model)
+        model = was.model if same_model else found
         asked = prepare(spec, home, was.facts, model=model)
         if existing.state.plan.fingerprint == asked.stack.fingerprint() and _unseen(
             spec
@@ -42,7 +44,8 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
     if not changed and (error := model_changed(was)):
         raise error
     way_on = _way_on(spec, was.spec, name)
-    if not changed and _other_files(find_model(spec, home, was.facts.vendor), was.model):
+    # A folder's files were compared; those that an older pdkit served are not known.
+    if not changed and was.model.source != "folder" and _other_files(found, was.model):
         changed, way_on = ["the model's files"], serving_new(was)
     raise StateError(
         f"the stack '{name}' is up with another plan; "

@@ -17,7 +17,7 @@ from deploy.workflows.exchange import PlanExchange, vendor_and_image
 from deploy.workflows.facts import without_held_gpus
 from deploy.workflows.history import last_good
 from deploy.workflows.hub import described_model
-from deploy.workflows.model_files import require_same_model
+from deploy.workflows.model_files import require_last_good_model
 from deploy.workflows.preflight import require_shared_memory
 from deploy.workflows.prepare import Prepared, Report, engine_image, prepare
 from deploy.workflows.running import RunningStack, require_stack
@@ -156,7 +156,7 @@ def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
     past = last_good(running.state)
     target = prepare(past.spec, home, past.machine, model=past.model)
     _require_still_there(target, home)
-    require_same_model(target)
+    require_last_good_model(target)
     require_user_files(target, home.stack(name).secrets_dir)
     if not running.prepared.plan.kv_server:
         require_shared_memory(target, home, report)

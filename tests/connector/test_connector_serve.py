@@ -68,7 +68,9 @@ class TestTheModelsFiles:
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
     def test_others_are_refused(self, argv, tmp_path, name):
         (tmp_path / name).write_text("another")
-        with pytest.raises(ConnectorError, match="not those that this stack serves") as caught:
+        with pytest.raises(
+            ConnectorError, match="have changed since this stack was started"
+        ) as caught:
             serve.require_planned_model(argv)
         assert str(tmp_path) in str(caught.value)
         assert "deploy restart" in str(caught.value)
@@ -85,7 +87,7 @@ class TestTheModelsFiles:
     def test_the_engine_ends_before_it_loads_anything(self, argv, tmp_path):
         (tmp_path / "model.safetensors").write_text("another")
         done = run_python("-m", "pdkit_connector.serve", *argv, code=3)
-        assert "not those that this stack serves" in done.stdout + done.stderr
+        assert "have changed since this stack was started" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("argv", "fixes"), [((), 0), (("--kv-transfer-config", "{}"), 1)])

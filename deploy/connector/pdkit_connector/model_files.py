@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 # In every format: which of them is loaded depends on vLLM's options.
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+# `*.py` is the model's own code, which vLLM runs with --trust-remote-code.
 _NAMES = (
     "config.json", "params.json", "hf_quant_config.json", "quantize_config.json", "*.index.json",
+    "preprocessor_config.json", "processor_config.json", "*.py",
 )  # fmt: skip
 
 # Set in every engine whose model is in a folder.
@@ -28,11 +31,18 @@ ModelFile = tuple[str, int, int]
 def model_files(folder: Path) -> tuple[ModelFile, ...]:
     """Return the files that are there; none if there is no such folder."""
     paths = sorted({path for pattern in (*_NAMES, *WEIGHTS) for path in folder.glob(pattern)})
-    return tuple(
-        (path.name, stat.st_size, stat.st_mtime_ns)
-        for path in paths
-        if path.is_file() and (stat := path.stat())
-    )
+    return tuple(file for path in paths if (file := _model_file(path)))
+
+
+def _model_file(path: Path) -> ModelFile | None:
+    """Return None for a folder, and for a file that is replaced at this moment."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return path.name, found.st_size, found.st_mtime_ns
 
 
 def files_digest(files: Sequence[ModelFile]) -> str:

@@ -1,8 +1,8 @@
 """The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
 
 LMCache's own `LMCacheMPConnector`, with nine things added: the store barrier; a guard that keeps
-blocks that the server may still read or write from being reused; one that frees the blocks of
-requests whose clients left once, and never during a load; one that keeps KV apart that tokens alone
+blocks that the server may still read or write from being reused; one that frees the blocks of an
+aborted request exactly once, after its load; one that keeps KV apart that tokens alone
 do not distinguish; one that stores nothing that a failed load left uncomputed; pings
 from the start on; registration with a server that replaced the old one between two pings; names of
 shared memory by which what a killed engine left can be found; and a clock of its share of steps.

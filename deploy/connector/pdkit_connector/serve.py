@@ -67,9 +67,8 @@ def require_planned_model(argv: Sequence[str]) -> None:
     """
     if not is_as_planned(argv):
         raise ConnectorError(
-            f"the files in {named_model(argv)} are not those that this stack serves, and an engine "
-            "with these would load KV of the old ones; deploy restart names the file, and the "
-            "command that serves the new ones"
+            f"the files in {named_model(argv)} have changed since this stack was started, so this "
+            "engine would load wrong KV; deploy restart names the file and the next command"
         )
 
 

@@ -119,7 +119,8 @@ def test_replaced_weights_never_answer_with_the_old_kv(kit: Deploy) -> None:
     before = kit.state(NAME)["services"]
     refused = kit.run("restart", "--force", "--name", NAME)
     assert refused.code == 2, refused
-    assert f"{weights.parent} has now: model.safetensors was replaced" in refused.stderr
+    changed = f"{weights.parent} have changed since the stack '{NAME}' was started"
+    assert f"{changed} (model.safetensors was replaced)" in refused.stderr
     assert kit.state(NAME)["services"] == before and answered()
 
     died = len(events(kit, "consumer-0"))

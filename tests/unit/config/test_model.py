@@ -18,6 +18,7 @@ from deploy.config.model import (
     with_config,
 )
 from deploy.config.vendors import VENDORS
+from deploy.connector.pdkit_connector.model_files import model_files
 from deploy.errors import ConfigError
 from deploy.home_folder import default_hub_cache, default_hub_token
 
@@ -131,7 +132,17 @@ class TestWeightsAndVersion:
         (folder / "tokenizer.json").write_text("{}")
         assert resolve(str(folder)).version == first != ""
 
-    @pytest.mark.parametrize("name", ["model.safetensors.index.json", "params.json", "new.bin"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "model.safetensors.index.json",
+            "params.json",
+            "new.bin",
+            "modeling_custom.py",
+            "preprocessor_config.json",
+            "processor_config.json",
+        ],
+    )
     def test_a_new_file_that_engines_may_read_is_another_version(
         self, folder: Path, name: str
     ) -> None:
@@ -145,6 +156,22 @@ class TestWeightsAndVersion:
         first = resolve(str(folder)).version
         (folder / name).write_text(json.dumps({**LLAMA, "vocab_size": 5}))
         assert resolve(str(folder)).version != first
+
+    def test_a_file_that_is_replaced_meanwhile_is_not_counted(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stat = Path.stat
+
+        def raced(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+            found = stat(path, follow_symlinks=follow_symlinks)
+            if path.name == "model.safetensors":
+                path.unlink()
+            return found
+
+        monkeypatch.setattr(Path, "stat", raced)
+        monkeypatch.setattr(Path, "is_file", lambda path: bool(path.stat()))
+        assert len(model_files(folder)) == 2
+        assert [name for name, *_ in model_files(folder)] == ["config.json"]
 
     def test_another_modification_time_is_another_version(self, folder: Path) -> None:
         first = resolve(str(folder)).version

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from deploy.config.model import resolve_model
+from deploy.config.spec import StackSpec
 from deploy.config.weight_files import chosen_weights, weights_in
 from deploy.errors import ConfigError
-from deploy.workflows.prepare import Prepared
+from deploy.runtime.home import Home
+from deploy.workflows.prepare import Prepared, find_model
 from tests.unit.stack.cases import machine_with
 
 GB = 10**9
@@ -125,8 +127,10 @@ def model_folder(folder: Path, config: object, files: Mapping[str, int]) -> Path
     return folder
 
 
-def sized(folder: Path) -> int | None:
-    return resolve_model(str(folder), tiny_path=Path("/tiny"), tiny_config={}).weight_bytes
+def sized(folder: Path, load_format: str = "auto") -> int | None:
+    return resolve_model(
+        str(folder), tiny_path=Path("/tiny"), tiny_config={}, load_format=load_format
+    ).weight_bytes
 
 
 def test_the_same_weights_in_two_formats_count_once(tmp_path: Path) -> None:
@@ -145,6 +149,44 @@ def test_a_folder_without_a_shard_of_its_index_is_refused(tmp_path: Path) -> Non
         sized(folder)
     assert SHARDS[1] in caught.value.message and str(folder) in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("load_format", ["auto", "hf", "safetensors", "runai_streamer"])
+def test_loaders_of_a_checkpoint_need_every_shard(tmp_path: Path, load_format: str) -> None:
+    folder = model_folder(tmp_path / "m", MISTRAL_SMALL, dict.fromkeys(SHARDS, GB))
+    (folder / SHARDS[1]).unlink()
+    with pytest.raises(ConfigError, match=SHARDS[1]):
+        sized(folder, load_format)
+
+
+@pytest.mark.parametrize(
+    ("load_format", "size"),
+    [("sharded_state", 4 * GB), ("runai_streamer_sharded", 4 * GB), ("tensorizer", None)],
+)
+def test_loaders_of_other_files_do_not_read_the_index(
+    tmp_path: Path, load_format: str, size: int | None
+) -> None:
+    """It was copied from the checkpoint, without the shards that it names."""
+    ranks = {f"model-rank-{rank}-part-0.safetensors": 2 * GB for rank in (0, 1)}
+    folder = model_folder(tmp_path / "m", MISTRAL_SMALL, ranks)
+    weight_map = {str(number): name for number, name in enumerate(SHARDS)}
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    assert sized(folder, load_format) == size
+
+
+def test_the_size_is_of_the_format_that_is_loaded(tmp_path: Path) -> None:
+    both = {"consolidated.safetensors": 3 * GB, "model-00001-of-00001.safetensors": 2 * GB}
+    folder = model_folder(tmp_path / "m", MISTRAL_SMALL, both)
+    home = Home(tmp_path / "state", tmp_path / "cache")
+    for load_format, size in (("auto", 3 * GB), ("hf", 2 * GB)):
+        fields = {"model": str(folder), "engine": {"args": [f"--load-format={load_format}"]}}
+        assert find_model(StackSpec.model_validate(fields), home, "cpu").weight_bytes == size
+
+
+def test_a_format_of_which_there_are_no_files_is_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", MISTRAL_SMALL, {"model.safetensors": GB})
+    with pytest.raises(ConfigError, match="no weights that --load-format npcache reads"):
+        sized(folder, "npcache")
 
 
 def test_an_index_without_weights_is_refused(tmp_path: Path) -> None:

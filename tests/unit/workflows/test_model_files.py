@@ -129,6 +129,16 @@ def test_up_names_the_file_and_does_not_start_what_is_missing(served: Served) ->
     served.refuses(served.resume)
 
 
+def test_up_by_a_relative_path_names_the_file_too(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(served.folder.parent)
+    served.spec = served.spec.model_copy(update={"model": f"./{served.folder.name}"})
+    served.up()
+    served.replace()
+    served.refuses(served.up)
+
+
 def test_the_hinted_command_serves_the_new_weights_under_other_keys(served: Served) -> None:
     seed, before = served.seed(), served.pids()
     served.replace()
@@ -147,8 +157,10 @@ def test_a_rollback_to_weights_that_are_gone_is_refused(served: Served) -> None:
     served.replace()
     served.serve_new()
     before, seed = served.pids(), served.seed()
-    with pytest.raises(ModelChanged, match=f"{WEIGHTS} was replaced"):
+    with pytest.raises(ModelChanged, match=f"last good plan .*{WEIGHTS} was replaced") as caught:
         roll_back(served.lab.home, "pdkit", report=served.lab.lines.append)
+    assert caught.value.hint.startswith("put the old files back")
+    assert "swap" not in caught.value.hint, "the stack serves the new files already"
     assert (served.pids(), served.seed()) == (before, seed)
 
 
@@ -165,6 +177,9 @@ def test_old_weights_that_are_gone_are_not_restored_after_a_failed_swap(
         with pytest.raises(SwapFailed, match="could not be restored either") as caught:
             served.serve_new()
     assert caught.value.hint.startswith("deploy swap cpu --name pdkit")
+    lines = served.lab.lines
+    (warned,) = (at for at, line in enumerate(lines) if "cannot be restored" in line)
+    assert warned < next(at for at, line in enumerate(lines) if line.startswith("stopping"))
     served.serve_new()
     assert stack_status(served.lab.home, "pdkit").healthy
 
@@ -174,6 +189,7 @@ def test_a_stack_of_an_earlier_version_is_restarted(served: Served) -> None:
     file = served.lab.home.stack("pdkit").state_file
     state = json.loads(file.read_text())
     del state["model"]["files"]
+    state["model"]["version"] = state["fingerprint"] = "by an older rule"
     file.write_text(json.dumps(state))
     served.restart("consumer-0")
     with pytest.raises(StateError, match="another version of pdkit"):
