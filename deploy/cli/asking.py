@@ -33,7 +33,9 @@ def is_allowed_now(source: SpecSource, reaching: Sequence[str]) -> bool:
 
 def _someone_is_there() -> bool:
     """Whether a person can answer: not in CI, which may have a terminal, nor in the background."""
-    if os.environ.get("CI") or not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+    # With a pipe as stdout, a pager behind it may read the same terminal.
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if os.environ.get("CI") or not all(stream and stream.isatty() for stream in streams):
         return False
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()

@@ -81,7 +81,7 @@ def require_consent(source: SpecSource, *, named: bool, ask: bool) -> None:
         return
     if ask and is_allowed_now(source, reaching):
         if not consent.remember(home, source.file, source.content):
-            print(f"this cannot be remembered: {home.state} cannot be written", file=sys.stderr)
+            print(f"the answer was not saved: {home.state} is not writable", file=sys.stderr)
         return
     raise ConfigError(
         f"{source.file} sets {', '.join(reaching)}, and is new or has changed since you used "

@@ -201,8 +201,8 @@ class StackSpec(Strict, defer_build=False):
     )
     vendor: VendorChoice = Field(
         "auto",
-        description="auto takes the GPUs that are found, or cpu if nothing hints "
-        "at GPUs and gpus is not set",
+        description="auto takes the GPUs that are found, or cpu on a machine "
+        "without GPUs, unless gpus is set",
     )
     runtime: RuntimeChoice = Field(
         "auto", description="auto takes compose if Docker answers, else process"

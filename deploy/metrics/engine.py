@@ -57,7 +57,9 @@ class CacheCounters:
     def prompt_tokens(self) -> int:
         """Tokens of the prompts that were admitted: each is held, or the store is asked for it.
 
-        Not `local_queries`, which stay at zero in an engine without prefix caching.
+        Only of an engine with a connector: another one counts no external queries. Not
+        `local_queries`, which stay at zero in an engine without prefix caching, and which vLLM 0.25
+        counts again whenever it looks at a waiting request.
         """
         return self.external_queries + self.local_hits
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deploy.config.spec import SettledSpec
+from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 
 
@@ -20,12 +21,7 @@ class RefusedSetting:
 
 _BY_PLAN = "is set by the plan"
 _SET = RefusedSetting(_BY_PLAN)
-_GPUS = RefusedSetting(
-    _BY_PLAN, "CUDA_VISIBLE_DEVICES=0,1 deploy up, which plans with these GPUs only"
-)
-_HIP_GPUS = RefusedSetting(
-    _BY_PLAN, "HIP_VISIBLE_DEVICES=0,1 deploy up, which plans with these GPUs only"
-)
+_GPUS = RefusedSetting(_BY_PLAN)  # what to use instead depends on the vendor
 _PIPELINE = RefusedSetting(
     "spreads an engine over GPUs that the plan does not count",
     "use --tp for an engine on several GPUs",
@@ -108,8 +104,8 @@ _VARIABLES: Mapping[str, RefusedSetting] = {
     "PROMETHEUS_MULTIPROC_DIR": RefusedSetting("must not be the same for several engines"),
     "CUDA_VISIBLE_DEVICES": _GPUS,
     "NVIDIA_VISIBLE_DEVICES": _GPUS,
-    "HIP_VISIBLE_DEVICES": _HIP_GPUS,
-    "ROCR_VISIBLE_DEVICES": _HIP_GPUS,
+    "HIP_VISIBLE_DEVICES": _GPUS,
+    "ROCR_VISIBLE_DEVICES": _GPUS,
     "CUDA_DEVICE_ORDER": _SET,
     "VLLM_API_KEY": RefusedSetting(
         "would make engines refuse the router, which has a key of the stack's own",
@@ -143,10 +139,10 @@ def check_engine_settings(spec: SettledSpec) -> None:
     for argument in spec.engine.args:
         name, refused = _option(argument)
         if refused:
-            raise _error("engine.args", f"'{name}'", refused)
+            raise _error(spec, "engine.args", f"'{name}'", refused)
     for name in spec.engine.env:
         if refused := refused_variable(name):
-            raise _error("engine.env", name, refused)
+            raise _error(spec, "engine.env", name, refused)
 
 
 def refused_variable(name: str) -> RefusedSetting | None:
@@ -155,11 +151,6 @@ def refused_variable(name: str) -> RefusedSetting | None:
         return None
     family = (refused for prefix, refused in _FAMILIES.items() if name.startswith(prefix))
     return _VARIABLES.get(name) or next(family, None)
-
-
-def refused_option(argument: str) -> RefusedSetting | None:
-    """Return why engines may not be given an argument; None if they may."""
-    return _option(argument)[1]
 
 
 def _option(argument: str) -> tuple[str, RefusedSetting | None]:
@@ -182,6 +173,8 @@ def _option(argument: str) -> tuple[str, RefusedSetting | None]:
     return name, None
 
 
-def _error(setting: str, name: str, refused: RefusedSetting) -> ConfigError:
+def _error(spec: SettledSpec, setting: str, name: str, refused: RefusedSetting) -> ConfigError:
     hint = refused.instead or f"leave it out of {setting}"
+    if refused is _GPUS and (visible := vendor_named(spec.vendor).visible_devices):
+        hint = f"{visible}=0,1 deploy up, which plans with these GPUs only"
     return ConfigError(f"{name} {refused.why}", setting=setting, hint=hint)

@@ -50,7 +50,7 @@ def require_cpus_meant(spec: StackSpec, inventory: Inventory) -> None:
     if spec.gpus is not None:
         why: Words = (NamedSetting("gpus"), f" {spec.gpus}, but no usable GPU was found")
     elif inventory.unusable:
-        why = ("no GPU can be used, though this machine seems to have one",)
+        why = ("this machine has a GPU, but none is usable",)
     else:
         return
     raise MissingGpus(

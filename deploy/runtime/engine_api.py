@@ -99,11 +99,6 @@ class EngineApi:
         """Tell whether a GET of this path answers 200 in time."""
         return self.status(path) == _OK
 
-    def refuses(self, path: str) -> int:
-        """Return 401 or 403 if a GET of this path is answered so; 0 if it is not."""
-        status = self.status(path)
-        return status if status in REFUSED else 0
-
     def status(self, path: str) -> int:
         """Return the status of the answer to a GET of this path; 0 without one in time."""
         try:

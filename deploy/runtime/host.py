@@ -17,6 +17,7 @@ from types import MappingProxyType
 from deploy.errors import MissingTool, NotEnoughMemory
 from deploy.home_folder import expanded
 from deploy.runtime.cgroup import MOUNT, read_limits
+from deploy.runtime.process.shell import kept_back
 from deploy.stack.layout import GRAFANA_HOME
 
 _PROBE_TIMEOUT_S = 60
@@ -234,14 +235,15 @@ def run_python(
     environ: Mapping[str, str] = MappingProxyType({}),
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run an interpreter; `environ` is set on top of this process' own.
+    """Run an interpreter as engines are run; `environ` is set on top of what services inherit.
 
     Raises:
         OSError, SubprocessError: it does not run, or not to its end; with `check`, it failed.
     """
+    kept = kept_back(os.environ)
     return subprocess.run(
         (python, *arguments),
-        env={**os.environ, **environ},
+        env={**{name: os.environ[name] for name in os.environ if name not in kept}, **environ},
         # Python imports what lies in the folder that it is started in, which may be anybody's.
         cwd="/",
         capture_output=True,

@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http import HTTPStatus
 
 from deploy.config.runtimes import RUNTIMES
 from deploy.errors import PdkitError, StackUnhealthy
 from deploy.planning.engine_settings import refused_variable
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.notes import smaller
-from deploy.runtime.engine_api import EngineApi
+from deploy.runtime.engine_api import REFUSED, EngineApi
 from deploy.runtime.home import Home
 from deploy.runtime.host import require_memory
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
@@ -144,8 +145,10 @@ class StackStart:
             return
         for name in kept_back(os.environ):
             refused = refused_variable(name)
-            other = refused.instead if refused else "engine.env in deploy.yaml does"
-            said = f"{name} of this shell does not reach the services"
+            other = (
+                refused.instead if refused else "to pass it on, set it in engine.env in deploy.yaml"
+            )
+            said = f"{name} of this shell is not passed on"
             self._report(f"{said}; {other}" if other else said)
 
     def warnings(self) -> tuple[str, ...]:
@@ -266,18 +269,19 @@ class StackStart:
         Raises:
             StackUnhealthy: it refuses the stack, which no waiting changes.
         """
-        ready = service_is_ready(service, self.launcher, secrets.get(REDIS_PASSWORD))
         if service.health.kind != "http":
-            return ready
-        # An engine's health is open to all; the router asks for its models.
+            return service_is_ready(service, self.launcher, secrets.get(REDIS_PASSWORD))
         is_engine = service.role in ENGINE_ROLES
-        path = "/v1/models" if ready and is_engine else service.health.path
-        key = secrets.get(ENGINE_KEY) if is_engine else None
+        path, key = service.health.path, secrets.get(ENGINE_KEY) if is_engine else None
         with EngineApi(service.url, timeout_s=PROBE_TIMEOUT_S, api_key=key) as api:
-            refused = 0 if ready and not is_engine else api.refuses(path)
-        if refused:
+            status = api.status(path)
+            ready = status == HTTPStatus.OK
+            if ready and is_engine:  # its health is open to all; the router asks for its models
+                path = "/v1/models"
+                status = api.status(path)
+        if status in REFUSED:
             raise StackUnhealthy(
-                f"{service.name} answers {path} with {refused}: it wants another key than the "
+                f"{service.name} answers {path} with {status}: it wants another key than the "
                 f"stack's; log: {self.launcher.where_log(service.name)}",
                 hint="take VLLM_API_KEY out of what starts it, such as its image; for a key that "
                 "clients must send: --api-key-file FILE",

@@ -225,9 +225,10 @@ class Forwarder:
     async def _note_end(self, engine: Engine, todo: Work) -> bool:
         """Tell whether an engine that failed on a request has ended; note it if so.
 
-        One that refused the connection, or answered 503, never had the request.
+        One that refused the connection, or answered 503, never had the request. A crashed one
+        refuses connections at once; one that takes them and is silent is only slow, or hangs.
         """
-        if await engine.health() == "up":
+        if await engine.health() != "down":
             engine.connections.drop_idle()  # so that the next try is on a new one
             return False
         todo.ended.append(engine.name)
@@ -238,10 +239,9 @@ class Forwarder:
         if len(todo.ended) < _MOST_ENDED:
             return ""
         names = " and ".join(todo.ended)
-        _log.error("%s %s: %s ended while they had it", todo.path, todo.name, names)
+        _log.error("%s %s: %s crashed while serving it", todo.path, todo.name, names)
         return (
-            f"{names} ended while they had this request, which is not tried on another engine; "
-            "their logs may say why"
+            f"{names} crashed while serving this request; it is not retried; their logs may say why"
         )
 
     def _broke_off(self, todo: Work) -> None:

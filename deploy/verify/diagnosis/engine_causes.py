@@ -141,12 +141,13 @@ model = _differs(
 redis_address = _differs(
     "store_differs", "redis",
     "engines use different Redis servers or databases",
-    "remove LMCACHE_REMOTE_URL and LMCACHE_EXTRA_CONFIG from the environment of the engines' image",
+    "remove LMCACHE_REMOTE_URL and LMCACHE_EXTRA_CONFIG from the environment of the image, or of "
+    "what starts the engines",
 )  # fmt: skip
 namespace = _differs(
     "namespace_differs", "namespace",
     "engines use different key namespaces in Redis",
-    "remove LMCACHE_EXTRA_CONFIG from the environment of the engines' image",
+    "remove LMCACHE_EXTRA_CONFIG from the environment of the image, or of what starts the engines",
 )  # fmt: skip
 
 
@@ -206,6 +207,6 @@ def _apart(evidence: Evidence, name: str) -> str:
 
 def _settings_hint(evidence: Evidence, setting: str) -> str:
     return (
-        f"remove LMCACHE_{setting.upper()} from the environment of the engines' image, if set; "
-        + evidence.restart_hint()
+        f"remove LMCACHE_{setting.upper()} from the environment of the image, or of what starts "
+        "the engines, if set; " + evidence.restart_hint()
     )

@@ -116,44 +116,53 @@ class Terminal:
         self.folder, self.home = folder, home
         self.file = folder / "deploy.yaml"
 
-    def run(self, *options: str, answer: str = "", **environ: str) -> Ended:
-        """Run `deploy plan`; answer once it asks. What the terminal showed counts as stderr."""
+    def run(self, *options: str, answer: str = "", piped: bool = False, **environ: str) -> Ended:
+        """Run `deploy plan`; answer once it asks. What the terminal showed counts as stderr.
+
+        Its stdout is another terminal, or a pipe if it is `piped`.
+        """
         ours, its = pty.openpty()
+        reads, writes = os.pipe() if piped else pty.openpty()
         argv = (sys.executable, "-c", ON_TERMINAL, "plan", *SETTLED, *options)
         with subprocess.Popen(
             argv,
             cwd=self.folder,
             env=plain_environ(PDKIT_HOME=str(self.home), **environ),
             stdin=its,
-            stdout=subprocess.PIPE,
+            stdout=writes,
             stderr=its,
             start_new_session=True,
         ) as process:
             os.close(its)
+            os.close(writes)
             try:
-                shown = self._talk(ours, answer)
+                shown, stdout = self._talk(ours, reads, answer)
             except BaseException:
                 process.kill()
                 raise
-            assert process.stdout
-            stdout = process.stdout.read().decode()
         os.close(ours)
+        os.close(reads)
         return Ended(process.returncode, stdout, shown)
 
     @staticmethod
-    def _talk(terminal: int, answer: str) -> str:
-        shown, deadline = "", time.monotonic() + 30
-        while True:
-            assert time.monotonic() < deadline, shown
-            if not select.select([terminal], [], [], 1)[0]:
-                continue
-            try:
-                shown += os.read(terminal, 65536).decode().replace("\r\n", "\n")
-            except OSError:  # the process has ended
-                return shown
-            if answer and shown.endswith(QUESTION):
+    def _talk(terminal: int, output: int, answer: str) -> tuple[str, str]:
+        """Return what came on the terminal and on stdout until the process ended."""
+        came, deadline = {terminal: "", output: ""}, time.monotonic() + 30
+        going_on = set(came)
+        while going_on:
+            assert time.monotonic() < deadline, came
+            for source in select.select(going_on, [], [], 1)[0]:
+                try:
+                    read = os.read(source, 65536)
+                except OSError:  # the end of a terminal
+                    read = b""
+                came[source] += read.decode().replace("\r\n", "\n")
+                if not read:
+                    going_on.remove(source)
+            if answer and came[terminal].endswith(QUESTION):
                 os.write(terminal, answer.encode())
                 answer = ""
+        return came[terminal], came[output]
 
 
 @pytest.fixture
@@ -206,7 +215,7 @@ class TestOnATerminal:
         terminal.folder.rename(tmp_path / "moved")
         assert Terminal(tmp_path / "moved", terminal.home).run(answer="n\n").code == 2
 
-    @pytest.mark.parametrize("way", [("--json",), ("CI",), ("piped",)])
+    @pytest.mark.parametrize("way", [("--json",), ("CI",), ("pager",), ("piped",)])
     def test_nobody_is_asked_who_may_not_answer(
         self, terminal: Terminal, deploy: Callable[..., Ended], way: tuple[str, ...]
     ) -> None:
@@ -214,6 +223,8 @@ class TestOnATerminal:
             ended = deploy("plan", *SETTLED, cwd=terminal.folder, home=terminal.home)
         elif way == ("CI",):
             ended = terminal.run(CI="true")
+        elif way == ("pager",):
+            ended = terminal.run(piped=True)
         else:
             ended = terminal.run(*way)
         assert (ended.code, QUESTION in ended.stderr) == (2, False)
@@ -250,7 +261,7 @@ class TestOnATerminal:
         for _ in range(2):
             asked = terminal.run(answer="yes\n")
             assert QUESTION in asked.stderr
-            assert "cannot be remembered" in asked.stderr
+            assert "the answer was not saved" in asked.stderr
 
 
 class TestMemory:
@@ -345,8 +356,8 @@ def test_every_setting_is_classified() -> None:
         "engine.dtype", "engine.block_size", "engine.max_model_len",
         "engine.kv_cache_gib", "engine.gpu_memory", "engine.memory_gib", "lmcache.chunk_size",
         "lmcache.staging_gib", "lmcache.server_gib", "redis.client", "redis.integrity",
-        "redis.memory_gib",
-        "redis.shards", "router.degrade", "router.max_body_mib", "slo.ttft_s", "slo.itl_s", "timeouts.ready_s",
+        "redis.memory_gib", "redis.shards",
+        "router.degrade", "router.max_body_mib", "slo.ttft_s", "slo.itl_s", "timeouts.ready_s",
         "timeouts.stop_s", "timeouts.hung_s", "timeouts.stuck_s",
     }  # fmt: skip
     known = set()

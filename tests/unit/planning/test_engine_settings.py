@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from deploy.errors import ConfigError
-from deploy.planning.engine_settings import refused_option
 from deploy.planning.plan import Plan
 from deploy.workflows.prepare import Prepared
 
@@ -29,10 +28,6 @@ class TestVariables:
             ("LMCACHE_REMOTE_URL", "redis.url_file"),
             ("LMCACHE_CONFIG_FILE", "leave it out"),
             ("lmcache_chunk_size", ""),
-            ("CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES=0,1 deploy"),
-            ("HIP_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES=0,1 deploy"),
-            ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES=0,1 deploy"),
-            ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES=0,1 deploy"),
             ("CUDA_DEVICE_ORDER", "leave it out"),
             ("VLLM_API_KEY", "--api-key-file"),
             ("VLLM_PORT", "--port"),
@@ -65,6 +60,32 @@ class TestVariables:
         assert "7" in stack.service("consumer-0").env[name].split(":")
 
 
+@pytest.mark.parametrize(
+    ("vendor", "hint"),
+    [
+        ("cuda", "CUDA_VISIBLE_DEVICES=0,1 deploy up, which plans with these GPUs only"),
+        ("rocm", "HIP_VISIBLE_DEVICES=0,1 deploy up, which plans with these GPUs only"),
+        ("cpu", "leave it out of "),
+    ],
+)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"args": ["--device-ids", "2,3"]},
+        {"env": {"CUDA_VISIBLE_DEVICES": "2"}},
+        {"env": {"HIP_VISIBLE_DEVICES": "2"}},
+        {"env": {"ROCR_VISIBLE_DEVICES": "2"}},
+        {"env": {"NVIDIA_VISIBLE_DEVICES": "2"}},
+    ],
+)
+def test_gpus_are_chosen_by_the_variable_of_the_vendor(
+    prepared: Callable[..., Prepared], vendor: str, hint: str, engine: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="is set by the plan") as caught:
+        prepared(vendor=vendor, machine=None, engine=engine)
+    assert caught.value.hint.startswith(hint)
+
+
 class TestArguments:
     @pytest.mark.parametrize(
         ("args", "option", "instead"),
@@ -90,7 +111,6 @@ class TestArguments:
             (["-n2"], "-n", "router.engines"),
             (["--headless"], "--headless", "router.engines"),
             (["--distributed-executor-backend", "ray"], "--distributed-executor-backend", "leave"),
-            (["--device-ids", "2,3"], "--device-ids", "CUDA_VISIBLE_DEVICES=0,1 deploy"),
             (["--tensor-par=2"], "--tensor-parallel-size", "--tp"),
             (["-tp", "2"], "-tp", "--tp"),
             (["--device-memory-utilization=0.5"], "--device-memory-utilization", "gpu_memory"),
@@ -113,6 +133,8 @@ class TestArguments:
         "args",
         [
             ["--no-enable-prefix-caching"],
+            # These begin as options of the plan do.
+            ["--model-impl=vllm", "--tokenizer", "x", "--host-of-mine", "x"],
             ["--config-format", "auto"],
             ["--enable-expert-parallel"],
             ["-ep"],
@@ -128,8 +150,3 @@ class TestArguments:
     )
     def test_others_are_passed_on(self, plan: Callable[..., Plan], args: list[str]) -> None:
         assert plan(engine={"args": args}).engines
-
-    def test_no_abbreviation_hides_an_option_that_is_allowed(self) -> None:
-        """These are vLLM's options whose names begin as one of the plan's does."""
-        for allowed in ("--model-impl", "--config-format", "--tokenizer", "--host-of-mine"):
-            assert refused_option(allowed) is None

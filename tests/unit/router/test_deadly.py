@@ -63,7 +63,7 @@ def warm(router: Router) -> None:
 
 
 def names_both(message: str, ended: list[str]) -> bool:
-    return any(f"{one} and {other} ended" in message for one, other in (ended, ended[::-1]))
+    return any(f"{one} and {other} crashed" in message for one, other in (ended, ended[::-1]))
 
 
 def stopped(answer: httpx.Response, ended: list[str]) -> None:
@@ -93,6 +93,26 @@ def test_a_request_that_ends_two_engines_is_tried_on_no_third(
         assert served(*router.consumers) == [], "it would end them, too"
     assert router.count("errors") == 1
     assert router.client.post(COMPLETIONS, json=HARMLESS).status_code == 200
+
+
+@pytest.mark.parametrize("does", [stand_in.fails, stand_in.breaks_off])
+def test_engines_that_are_silent_after_an_error_have_not_crashed(
+    start_router: Start, does: Does
+) -> None:
+    """A busy one answers `/health` late; a client may well try such a request again."""
+    router = start_router(names=THREE)
+    warm(router)
+
+    async def fails_and_is_busy(engine: StandIn, to: Connection) -> None:
+        engine.frozen = True
+        await does(engine, to)
+
+    for consumer in router.consumers:
+        consumer.does = by_prompt(fails_and_is_busy)
+    answer = router.client.post(COMPLETIONS, json=DEADLY)
+    assert answer.status_code >= 500
+    assert "crashed" not in answer.text
+    assert "x-should-retry" not in answer.headers
 
 
 def test_ends_in_both_phases_count_together(start_router: Start) -> None:

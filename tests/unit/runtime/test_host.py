@@ -14,6 +14,7 @@ from deploy.runtime.host import (
     find_engine_python,
     find_redis_server,
     require_memory,
+    run_python,
 )
 
 
@@ -43,6 +44,17 @@ class TestMemory:
             require_memory(8192, engines=2, hint=lambda over_mib: f"save {over_mib}")
         assert caught.value.hint == "save 4096"
         assert caught.value.exit_code == 3
+
+
+def test_interpreters_inherit_what_engines_inherit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe would otherwise see settings that no engine has."""
+    for name in ("VLLM_PLUGINS", "LMCACHE_CONFIG_FILE", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "of-the-shell")
+    names = "import os, sys; print(*(os.environ.get(name) for name in sys.argv[1:]))"
+    asked = ("VLLM_PLUGINS", "LMCACHE_CONFIG_FILE", "HTTPS_PROXY", "VLLM_USE_V2_MODEL_RUNNER")
+    set_on_top = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    done = run_python(sys.executable, "-c", names, *asked, timeout_s=30, environ=set_on_top)
+    assert done.stdout.split() == ["None", "None", "of-the-shell", "1"]
 
 
 class TestEnginePython:

@@ -120,8 +120,8 @@ class TestVendor:
         [
             ({"gpus": 4}, MACHINE, "--gpus 4"),
             ({"gpus": 4}, BROKEN, "--gpus 4"),
-            ({}, BROKEN, "no GPU can be used"),
-            ({"topology": "2p2d"}, BROKEN, "no GPU can be used"),
+            ({}, BROKEN, "none is usable"),
+            ({"topology": "2p2d"}, BROKEN, "none is usable"),
         ],
     )
     def test_auto_is_refused_where_gpus_are_meant(
@@ -423,8 +423,8 @@ class TestDoctor:
         ("fields", "machine", "said"),
         [
             ({}, MACHINE, ("cpu", "")),
-            ({}, BROKEN, ("cuda", "no GPU can be used")),
-            ({}, replace(BROKEN, unusable=("rocm",)), ("rocm", "no GPU can be used")),
+            ({}, BROKEN, ("cuda", "none is usable")),
+            ({}, replace(BROKEN, unusable=("rocm",)), ("rocm", "none is usable")),
             ({"gpus": 2}, MACHINE, ("cuda", "--gpus 2, but no usable GPU")),
         ],
     )
