@@ -7,7 +7,6 @@ from deploy.config.spec import MAX_CHUNK, SettledSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.address import check_bind, check_collector
-from deploy.planning.engine_settings import check_engine_settings
 from deploy.planning.hosts import check_hosts
 from deploy.planning.kv_server import check_kv_server
 from deploy.planning.redis import check_redis
@@ -26,7 +25,6 @@ def check_spec(spec: SettledSpec, model: Model, block_size: int, topology: Topol
     check_collector(spec)
     check_hosts(spec, topology)
     _check_chunks(spec, block_size)
-    check_engine_settings(spec)
     _check_gpu_access(spec)
     check_kv_server(spec, topology, model)
     check_redis(spec, topology)

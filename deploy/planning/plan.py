@@ -11,6 +11,7 @@ from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.planning.address import host_port
 from deploy.planning.checks import check_spec
+from deploy.planning.engine_settings import check_engine_settings
 from deploy.planning.engines import (
     DECODE,
     PREFILL,
@@ -219,8 +220,13 @@ class Plan:
         }
 
 
-def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
+def make_plan(
+    spec: SettledSpec, model: Model, inventory: Inventory, *, restored: bool = False
+) -> Plan:
     """Plan a settled spec for a model and a machine.
+
+    A `restored` spec is that of a stack which runs already: arguments and variables that only this
+    version of the kit refuses are left as they are.
 
     Raises:
         ConfigError: two settings contradict each other; names both.
@@ -231,6 +237,8 @@ def make_plan(spec: SettledSpec, model: Model, inventory: Inventory) -> Plan:
     topology = need.topology
     block_size = spec.engine.block_size or vendor.block_size
     check_spec(spec, model, block_size, topology)
+    if not restored:
+        check_engine_settings(spec)
     check_kind(spec, model, vendor, inventory)
     gpus = allot(inventory, vendor, engines=topology.engines, ranks=spec.tp, needed=need.needed)
     memory = gpu_memory(gpus, spec.engine.gpu_memory)

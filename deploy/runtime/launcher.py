@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from deploy.errors import StackUnhealthy
@@ -17,6 +18,7 @@ from deploy.stack.service import Service, Stack
 
 ServiceState = Literal["running", "exited", "not started"]
 LOG_TAIL = 12
+NO_RECORDS: Mapping[str, ServiceRecord] = MappingProxyType({})
 
 
 class Started(Protocol):
@@ -118,8 +120,13 @@ class Launcher(Protocol):
     def marked(self) -> int:
         """Count the processes or containers with this stack's mark, also those in no state file."""
 
-    def stop_marked(self, *, grace_s: float) -> int:
-        """End all that has this stack's mark, also what is in no state file; return the count."""
+    def stop_marked(
+        self, *, grace_s: float, records: Mapping[str, ServiceRecord] = NO_RECORDS
+    ) -> int:
+        """End all that has this stack's mark, also what is in no state file; return the count.
+
+        Of `records`, those too whose mark cannot be seen.
+        """
 
     def clear(self, *, keep_logs: bool) -> None:
         """Remove the stack's files, secrets included; keep its logs if `keep_logs`."""

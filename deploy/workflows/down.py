@@ -12,7 +12,7 @@ from deploy.errors import MachineError, StateError
 from deploy.runtime.boot import remove_unit
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
-from deploy.runtime.state import StateFile, read_state_file
+from deploy.runtime.state import StateFile, boot_id, read_state_file
 from deploy.runtime.supervisor import end_supervisor
 from deploy.workflows.prepare import Report
 from deploy.workflows.remaining_keys import RemainingKeys, remaining_keys, remaining_keys_url
@@ -64,6 +64,8 @@ def stop_stack(
         report(f"{exc.message}; keys that it left in your own Redis are not looked for")
         url = ""
     records = state.services if state else {}
+    # A pid of before a reboot is another process's.
+    ours = records if state and state.boot == boot_id() else {}
     grace_s = _STOP_S if state is None or state.stop_s is None else state.stop_s
     alive: tuple[str, ...] = ()
     marked = 0
@@ -73,7 +75,7 @@ def stop_stack(
         running = tuple(n for n, record in records.items() if launcher.state(record) == "running")
         if running:
             report(f"stopping {', '.join(running)}")
-        found = launcher.stop_marked(grace_s=grace_s)
+        found = launcher.stop_marked(grace_s=grace_s, records=ours)
         if found and not running:
             report(f"stopped {found} of its processes or containers, found by their marks")
         marked += found

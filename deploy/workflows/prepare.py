@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from deploy.assets import Kit, connector_path, monitoring_path, router_path
 from deploy.config.choices import IN_ENGINES, Connector
 from deploy.config.compat import connector_of
+from deploy.config.engine_args import options
 from deploy.config.model import Model, resolve_model
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
@@ -139,7 +140,8 @@ def prepare(
 ) -> Prepared:
     """Plan a spec and its stack. Changes nothing.
 
-    Without `model` the spec's is looked up, and its config.json read. Without `connector` the
+    Without `model` the spec's is looked up, and its config.json read. `connector` is that
+    of a stack that runs already, whose settings were accepted when it was started; without it the
     versions decide, unless the spec does. The stack is given the files of the pdkit that runs, or
     of `kit`.
 
@@ -156,7 +158,7 @@ def prepare(
             spec = spec.model_copy(
                 update={"model": model.ref}
             )  # an absolute path, valid from any folder
-    plan = make_plan(settled, model, facts.inventory)
+    plan = make_plan(settled, model, facts.inventory, restored=connector is not None)
     layout = facts.software.layout(settled, home, model, kit or installed_kit())
     return Prepared(spec, facts, model, plan, layout, last_measured(home, plan))
 
@@ -179,4 +181,5 @@ def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:
         tiny_path=home.models / model_folder_name(),
         tiny_config=config_json(),
         hub_cache=spec.hub_cache,
+        load_format=options(spec.engine.args).get("--load-format") or "auto",
     )

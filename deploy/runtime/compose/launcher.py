@@ -26,7 +26,13 @@ from deploy.runtime.compose.logs import ContainerReader
 from deploy.runtime.compose.project import COMPOSE_FILE, write_project
 from deploy.runtime.compose.refusals import describe_end, of_another, refusal
 from deploy.runtime.home import StackHome, write_private
-from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
+from deploy.runtime.launcher import (
+    LOG_TAIL,
+    NO_RECORDS,
+    ServiceState,
+    Started,
+    remove_files,
+)
 from deploy.runtime.logs import first_error, last_lines, plain
 from deploy.runtime.secrets import Secret
 from deploy.runtime.state import ServiceRecord
@@ -220,7 +226,12 @@ class ComposeLauncher:
         """Return how many containers carry this stack's mark."""
         return len(self._containers())
 
-    def stop_marked(self, *, grace_s: float) -> int:
+    def stop_marked(
+        self,
+        *,
+        grace_s: float,
+        records: Mapping[str, ServiceRecord] = NO_RECORDS,  # noqa: ARG002 - labels are always seen
+    ) -> int:
         """End the stack's containers and remove its networks and volumes, by their marks."""
         found = self._containers()
         end_containers(found, grace_s)

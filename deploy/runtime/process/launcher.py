@@ -17,7 +17,13 @@ import psutil
 
 from deploy.errors import MachineError, MissingTool, NotEnoughMemory, PortTaken, StackUnhealthy
 from deploy.runtime.home import StackHome, is_private, write_private
-from deploy.runtime.launcher import LOG_TAIL, ServiceState, Started, remove_files
+from deploy.runtime.launcher import (
+    LOG_TAIL,
+    NO_RECORDS,
+    ServiceState,
+    Started,
+    remove_files,
+)
 from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.own_files import remove_other
 from deploy.runtime.process import sessions
@@ -221,9 +227,22 @@ class ProcessLauncher:
         """Return how many sessions carry this stack's mark."""
         return len(sessions.marked_sessions(MARKER, self._home.root))
 
-    def stop_marked(self, *, grace_s: float) -> int:
-        """End every process that carries this stack's mark; return how many sessions that were."""
-        found = sessions.marked_sessions(MARKER, self._home.root)
+    def stop_marked(
+        self, *, grace_s: float, records: Mapping[str, ServiceRecord] = NO_RECORDS
+    ) -> int:
+        """End every process that carries this stack's mark; return how many sessions that were.
+
+        Of `records`, those too whose mark cannot be seen, such as of a program that clears its
+        environment. Those with another stack's mark run on: the records may be a copy of its own.
+        """
+        root = self._home.root
+        found = sessions.marked_sessions(MARKER, root)
+        found |= {
+            record.pid: record.start_time
+            for record in records.values()
+            if self.state(record) == "running"
+            and not sessions.bears_another_mark(MARKER, root, record.pid, record.start_time)
+        }
         sessions.end_sessions(found, grace_s=grace_s)
         return len(found)
 

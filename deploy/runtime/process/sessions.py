@@ -96,16 +96,17 @@ def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
 
     They have `variable` in their environment. A program that sets its title overwrites that; it is
     recognised by a working directory below the folder and no terminal, which no shell has. Only
-    this user's count, and only this pid namespace: a container may have a stack of the same name
-    in the same folder.
+    this user's count, for root also those of the folder's owner, and only this pid namespace: a
+    container may have a stack of the same name in the same folder.
     """
     found: dict[int, float] = {}
+    users = {os.getuid(), _owner(folder)} if os.getuid() == 0 else {os.getuid()}
     mark = os.fsencode(f"{variable}={folder}")
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             marked = mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
             works_there = Path(process.cwd()).is_relative_to(folder) and not process.terminal()
-            ours = process.uids().real == os.getuid() and _is_in_our_namespace(process.pid)
+            ours = process.uids().real in users and _is_in_our_namespace(process.pid)
             if (marked or works_there) and ours:
                 session = os.getsid(process.pid)
                 if session == os.getsid(0):
@@ -113,6 +114,23 @@ def marked_sessions(variable: str, folder: Path) -> dict[int, float]:
                 oldest = min(start_time(process.pid), found.get(session, math.inf))
                 found[session] = start_time(session) or oldest
     return found
+
+
+def bears_another_mark(variable: str, folder: Path, session: int, started: float) -> bool:
+    """Tell whether a process of a session is visibly marked for another folder."""
+    mark, own = f"{variable}=".encode(), os.fsencode(f"{variable}={folder}")
+    for process in session_members(session, started):
+        with contextlib.suppress(OSError):  # of another user, or it cannot be looked into
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            if any(one.startswith(mark) and one != own for one in environ):
+                return True
+    return False
+
+
+def _owner(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return folder.stat().st_uid
+    return os.getuid()
 
 
 def _is_in_our_namespace(pid: int) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from deploy.errors import (
+    ConfigError,
     MissingImage,
     MissingModel,
     NotEnoughMemory,
@@ -34,7 +36,7 @@ from deploy.workflows import up
 from deploy.workflows.bench.facts import up_extra_s
 from deploy.workflows.down import stop_stack
 from deploy.workflows.logs import chosen_services, log_source
-from deploy.workflows.running import require_running, require_stack
+from deploy.workflows.running import plans_of_others, require_running, require_stack
 from deploy.workflows.start import _batches
 from deploy.workflows.status import stack_status
 from tests.unit.workflows.conftest import Lab, can_listen, opened
@@ -122,10 +124,10 @@ def test_keys_of_the_users_shell_do_not_reach_the_engines(
     lab.ask()
     said = [line for line in lab.lines if "this shell" in line]
     assert said == [
-        "VLLM_API_KEY of this shell does not reach the services; use --api-key-file instead, for a "
-        "key that clients must send",
-        "VLLM_LOGGING_LEVEL of this shell does not reach the services; engine.env in deploy.yaml "
-        "does",
+        "VLLM_API_KEY of this shell is not passed on; use --api-key-file instead, for a key that "
+        "clients must send",
+        "VLLM_LOGGING_LEVEL of this shell is not passed on; to pass it on, set it in engine.env in "
+        "deploy.yaml",
     ]
     stop_stack(lab.home, "pdkit", lab.lines.append)
 
@@ -391,6 +393,39 @@ def test_down_looks_for_processes_though_the_state_names_containers(lab: Lab) ->
     file.write_text(json.dumps(values))
     stop_stack(lab.home, "pdkit", lab.lines.append)
     assert lab.pids() == []
+
+
+def test_down_ends_a_service_whose_mark_cannot_be_seen(lab: Lab) -> None:
+    """As of an engine whose program clears its environment and works elsewhere."""
+    lab.up(lab.spec())
+    file = lab.home.stack("pdkit").state_file
+    argv = ("env", "-i", "sleep", "600")
+    with subprocess.Popen(argv, cwd="/", start_new_session=True) as hidden:
+        values = json.loads(file.read_text())
+        began = sessions.start_time(hidden.pid)
+        values["services"]["consumer-0"] |= {"pid": hidden.pid, "start_time": began}
+        file.write_text(json.dumps(values | {"boot": "another"}))
+        shutil.copytree(lab.home.state, lab.folder / "after a reboot")
+        elsewhere = replace(lab.home, state=lab.folder / "after a reboot")
+        stop_stack(elsewhere, "pdkit", lab.lines.append)
+        assert hidden.poll() is None, "a pid of before a reboot is another process's"
+        file.write_text(json.dumps(values))
+        stop_stack(lab.home, "pdkit", lab.lines.append)
+        assert hidden.wait(20) == -signal.SIGTERM
+    assert lab.pids() == []
+
+
+def test_a_stack_that_an_earlier_version_accepted_can_still_be_used(lab: Lab) -> None:
+    """Its settings are refused when somebody gives them, and do not hide what runs from others."""
+    lab.up(lab.spec())
+    file = lab.home.stack("pdkit").state_file
+    values = json.loads(file.read_text())
+    values["spec"]["engine"]["env"] = {"LMCACHE_LOCAL_CPU": "True"}
+    file.write_text(json.dumps(values))
+    assert stack_status(lab.home, "pdkit").healthy
+    assert [name for name, _ in plans_of_others(lab.home, "mine")] == ["pdkit"]
+    with pytest.raises(ConfigError, match="LMCACHE_LOCAL_CPU"):
+        lab.up(lab.spec(engine={"env": {"LMCACHE_LOCAL_CPU": "True"}}))
 
 
 def test_down_of_a_copied_folder_leaves_the_stack_itself_alone(lab: Lab, tmp_path: Path) -> None:

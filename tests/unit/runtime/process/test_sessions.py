@@ -383,6 +383,20 @@ class TestMarks:
             finally:
                 other.kill()
 
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root ends another user's process")
+    def test_root_finds_those_of_the_owner_of_the_folder(self, tmp_path: Path) -> None:
+        """As with `sudo deploy down`, of a stack that the user started."""
+        folder = tmp_path / "stack"
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+        env = {"PATH": os.environ["PATH"], "TEST_MARK": str(folder)}
+        argv = ("/usr/bin/env", "sleep", "60")
+        with subprocess.Popen(argv, env=env, cwd="/", user=65534, start_new_session=True) as other:
+            try:
+                assert set(sessions.marked_sessions("TEST_MARK", folder)) == {other.pid}
+            finally:
+                other.kill()
+
     def test_never_finds_the_command_itself(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
