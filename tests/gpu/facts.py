@@ -215,7 +215,8 @@ def _metrics(engine: goldens.Engine) -> list[str]:
     from prometheus_client import REGISTRY
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-    PrometheusStatLogger(config_of(engine))
+    # As when the engine has started, which adds the facts of its configuration.
+    PrometheusStatLogger(config_of(engine)).log_engine_initialized()
     families = [family for family in REGISTRY.collect() if family.name.startswith("vllm:")]
     samples = {sample.name for family in families for sample in family.samples}
     counters = {f"{family.name}_total" for family in families if family.type == "counter"}
