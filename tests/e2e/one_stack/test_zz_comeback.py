@@ -157,7 +157,7 @@ def test_an_engine_itself_refuses_weights_that_were_replaced(kit: Deploy) -> Non
     finally:
         os.utime(weights, ns=(at, at))
     assert done.returncode == 3, done.stderr
-    assert f"the files in {weights.parent} are not those" in done.stdout + done.stderr
+    assert f"the files in {weights.parent} have changed" in done.stdout + done.stderr
 
 
 def test_down_ends_the_supervisor_too(kit: Deploy) -> None:
