@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from deploy.connector.pdkit_connector.model_files import (
     ModelFile,
     files_digest,
     model_files,
+    unreadable_files,
 )
 from deploy.errors import Changes, ConfigError
 from deploy.home_folder import default_hub_cache, expanded
@@ -85,7 +87,7 @@ class Model:
         weight_bytes: size of the weight files that vLLM loads; None if they are not here yet.
         version: distinguishes different contents under the same name; "" if nothing does.
         kind: of its layers, as far as config.json is known.
-        files: of a folder, those that `version` is made from.
+        files: of a folder, those that `version` is made from: names, sizes and digests.
     """
 
     ref: str
@@ -125,9 +127,8 @@ def resolve_model(
     if value == TINY:
         shape = _shape(tiny_config, "tiny")
         return Model(str(tiny_path), "pdkit-tiny", "tiny", shape, version=tiny_path.name)
-    path = expanded(value)
-    if path.is_dir() or value.startswith((".", "/", "~")):
-        return _folder(path, value, load_format)
+    if is_folder(value):
+        return _folder(expanded(value), value, load_format)
     if not _HUB_ID.fullmatch(value):
         raise ConfigError(
             f"'{value}' is neither an existing folder nor a Hugging Face id (owner/name)",
@@ -135,6 +136,11 @@ def resolve_model(
             retry=({"--model": "./path/to/model"}, {"--model": "owner/name"}),
         )
     return _hub(value, hub_cache or default_hub_cache(), load_format)
+
+
+def is_folder(value: str) -> bool:
+    """Tell whether the setting means a folder, which may be missing."""
+    return expanded(value).is_dir() or value.startswith((".", "/", "~"))
 
 
 def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
@@ -211,6 +217,12 @@ def _folder(path: Path, value: str, load_format: str) -> Model:
             note=_WHOLE,
         )
     files = model_files(path)
+    for name, reason in unreadable_files(files):
+        raise ConfigError(
+            f"{resolved / name} cannot be read: {reason}",
+            setting="model",
+            hint=f"chmod a+r {shlex.quote(str(resolved / name))}, or restore the file",
+        )
     return Model(
         str(resolved),
         resolved.name,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deploy.config.model import Model, with_config
+from deploy.config.model import Model, is_folder, with_config
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
 from deploy.doctor.hub import refused
@@ -34,6 +34,8 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
         ConfigError: the model can be none, or the named file holds no token.
         MissingModel: the hub does not give it to this user.
     """
+    if spec.model and is_folder(spec.model):
+        return None
     model = find_model(spec, home, vendor)
     if model.source != "hub" or model.shape is not None or model.version:
         return None

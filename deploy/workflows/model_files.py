@@ -32,7 +32,7 @@ def model_changed(prepared: Prepared) -> ModelChanged | None:
         f"the weights in {prepared.model.ref} have changed since the stack "
         f"'{prepared.stack.name}' was started ({change}); new engines would load KV of the old "
         "weights",
-        hint=f"{serving_new(prepared)}; or put the old files back, with their modification times",
+        hint=f"{serving_new(prepared)}; or put the old files back",
     )
 
 
@@ -46,8 +46,7 @@ def require_last_good_model(target: Prepared) -> None:
         raise ModelChanged(
             f"the last good plan was made for other weights than {target.model.ref} has now: "
             f"{change}",
-            hint="put the old files back, with their modification times, then: deploy rollback "
-            f"--name {target.stack.name}",
+            hint=f"put the old files back, then: deploy rollback --name {target.stack.name}",
         )
 
 

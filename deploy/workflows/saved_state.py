@@ -13,6 +13,7 @@ from deploy.config.choices import IN_ENGINES, Connector
 from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
+from deploy.connector.pdkit_connector.model_files import files_digest, model_files
 from deploy.planning.inventory import inventory_from
 from deploy.runtime.state import UNFIT, ServiceRecord, StateFile, write_state_file
 from deploy.stack.container_layout import ContainerImages
@@ -182,6 +183,12 @@ def restored_model(stored: Mapping[str, Any]) -> Model:
     if wrong := [name for name in texts if not isinstance(stored[name], str)]:
         raise TypeError(f"model: {', '.join(wrong)}: not text")
     shape, kind = stored["shape"], Kind(**stored["kind"])
-    files = tuple((str(name), int(size), int(at)) for name, size, at in stored.get("files", ()))
+    files = tuple((str(name), int(size), digest) for name, size, digest in stored.get("files", ()))
     given = {"shape": ModelShape(**shape) if shape else None, "kind": kind, "files": files}
-    return Model(**{**stored, **given})
+    model = Model(**{**stored, **given})
+    if model.source != "folder" or (files and all(isinstance(file[2], str) for file in files)):
+        return model
+    # An earlier pdkit kept times instead of digests, or nothing. From now on the present content
+    # counts. It has another version, so no engine loads what the earlier ones stored.
+    present = model_files(Path(model.ref))
+    return replace(model, files=present, version=files_digest(present) or model.version)

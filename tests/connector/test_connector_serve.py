@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import runpy
 import shutil
 import sys
@@ -74,6 +75,34 @@ class TestTheModelsFiles:
             serve.require_planned_model(argv)
         assert str(tmp_path) in str(caught.value)
         assert "deploy restart" in str(caught.value)
+
+    def test_other_bytes_of_equal_size_and_time_are_refused(self, argv, tmp_path):
+        weights = tmp_path / "model.safetensors"
+        at = weights.stat().st_mtime_ns
+        weights.write_text("MODEL.safetensors")
+        os.utime(weights, ns=(at, at))
+        with pytest.raises(ConnectorError, match="have changed"):
+            serve.require_planned_model(argv)
+
+    @pytest.mark.usefixtures("argv")
+    def test_the_same_bytes_elsewhere_and_of_another_time_are_served(self, tmp_path):
+        """As a container mounts them."""
+        mounted = shutil.copytree(tmp_path, tmp_path.with_name("mounted"))
+        for file in mounted.iterdir():
+            os.utime(file, (1, 1))
+        serve.require_planned_model(("--model", str(mounted)))
+
+    def test_a_file_that_cannot_be_read_is_named(self, argv, monkeypatch):
+        opened = os.open
+
+        def refuse(path, *more, **others):
+            if str(path).endswith("model.safetensors"):
+                raise PermissionError(13, "Permission denied")
+            return opened(path, *more, **others)
+
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(ConnectorError, match=r"model.safetensors cannot be read: Permission"):
+            serve.require_planned_model(argv)
 
     def test_a_folder_that_is_gone_is_refused(self, argv, tmp_path):
         shutil.rmtree(tmp_path)

@@ -24,7 +24,7 @@ from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
 from pdkit_connector.log_files import bound_logs
 from pdkit_connector.metrics import EngineCollector
-from pdkit_connector.model_files import is_as_planned, named_model
+from pdkit_connector.model_files import difference_to_plan
 from pdkit_connector.process_numbers import take_numbers
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
@@ -65,10 +65,10 @@ def require_planned_model(argv: Sequence[str]) -> None:
     Raises:
         ConnectorError: naming the folder.
     """
-    if not is_as_planned(argv):
+    if differs := difference_to_plan(argv):
         raise ConnectorError(
-            f"the files in {named_model(argv)} have changed since this stack was started, so this "
-            "engine would load wrong KV; deploy restart names the file and the next command"
+            f"{differs}, so this engine would load wrong KV; deploy restart names the file and the "
+            "next command"
         )
 
 

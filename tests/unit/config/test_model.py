@@ -18,7 +18,6 @@ from deploy.config.model import (
     with_config,
 )
 from deploy.config.vendors import VENDORS
-from deploy.connector.pdkit_connector.model_files import model_files
 from deploy.errors import ConfigError
 from deploy.home_folder import default_hub_cache, default_hub_token
 
@@ -129,7 +128,7 @@ class TestWeightsAndVersion:
 
     def test_the_version_is_stable(self, folder: Path) -> None:
         first = resolve(str(folder)).version
-        (folder / "tokenizer.json").write_text("{}")
+        (folder / "README.md").write_text("{}")
         assert resolve(str(folder)).version == first != ""
 
     @pytest.mark.parametrize(
@@ -139,6 +138,7 @@ class TestWeightsAndVersion:
             "params.json",
             "new.bin",
             "modeling_custom.py",
+            "tokenizer.json",
             "preprocessor_config.json",
             "processor_config.json",
         ],
@@ -157,26 +157,32 @@ class TestWeightsAndVersion:
         (folder / name).write_text(json.dumps({**LLAMA, "vocab_size": 5}))
         assert resolve(str(folder)).version != first
 
-    def test_a_file_that_is_replaced_meanwhile_is_not_counted(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        stat = Path.stat
-
-        def raced(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-            found = stat(path, follow_symlinks=follow_symlinks)
-            if path.name == "model.safetensors":
-                path.unlink()
-            return found
-
-        monkeypatch.setattr(Path, "stat", raced)
-        monkeypatch.setattr(Path, "is_file", lambda path: bool(path.stat()))
-        assert len(model_files(folder)) == 2
-        assert [name for name, *_ in model_files(folder)] == ["config.json"]
-
-    def test_another_modification_time_is_another_version(self, folder: Path) -> None:
+    def test_modification_times_do_not_count(self, folder: Path) -> None:
         first = resolve(str(folder)).version
         os.utime(folder / "model.safetensors", (1, 1))
+        assert resolve(str(folder)).version == first
+
+    def test_other_bytes_of_equal_size_and_time_are_another_version(self, folder: Path) -> None:
+        weights = folder / "model.safetensors"
+        first, found = resolve(str(folder)).version, weights.stat()
+        weights.write_bytes(b"y" * 1000)
+        os.utime(weights, ns=(found.st_atime_ns, found.st_mtime_ns))
         assert resolve(str(folder)).version != first
+
+    def test_a_file_that_cannot_be_read_is_refused(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened = os.open
+
+        def refuse(path: Path, *more: int) -> int:
+            if Path(path).name == "model.safetensors":
+                raise PermissionError(13, "Permission denied")
+            return opened(path, *more)
+
+        monkeypatch.setattr(os, "open", refuse)
+        error = refusal(str(folder))
+        assert "model.safetensors cannot be read: Permission denied" in error.message
+        assert error.hint.startswith(f"chmod a+r {folder / 'model.safetensors'}")
 
     def test_a_hub_models_is_its_commit(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

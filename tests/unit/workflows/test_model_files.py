@@ -41,11 +41,11 @@ class Served:
         self.lab.up(self.spec, check=True)
 
     def replace(self, name: str = WEIGHTS) -> None:
-        """Replace a file by another of the same size, as a download does."""
+        """Replace a file by another of equal size and time, as image layers have them."""
         file = self.folder / name
         new = file.with_name("downloading")
         new.write_bytes(file.read_bytes()[::-1])
-        at = file.stat().st_mtime_ns + 10**9
+        at = file.stat().st_mtime_ns
         os.utime(new, ns=(at, at))
         new.replace(file)
 
@@ -98,7 +98,7 @@ def served(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     stop_stack(lab.home, "pdkit", lab.lines.append)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json"])
 def test_a_restart_is_refused_while_the_old_weights_still_serve(served: Served, name: str) -> None:
     served.replace(name)
     served.refuses(lambda: served.restart(None), f"{name} was replaced")
@@ -117,9 +117,36 @@ def test_weights_that_are_gone_or_new_are_named(served: Served) -> None:
 
 def test_what_no_engine_reads_as_weights_may_change(served: Served) -> None:
     (served.folder / "README.md").write_text("new")
-    served.replace("tokenizer_config.json")
+    served.replace("generation_config.json")
     (served.folder / "original").mkdir()
     served.restart("consumer-0")
+
+
+def test_the_same_bytes_may_be_touched_and_put_there_again(served: Served) -> None:
+    copy = shutil.copytree(served.folder, served.folder.with_name("copy"))
+    shutil.rmtree(served.folder)
+    copy.rename(served.folder)
+    for file in served.folder.iterdir():
+        os.utime(file, (1, 1))
+    seed = served.seed()
+    served.up()
+    served.restart(None)
+    assert served.seed() == seed, "and find the KV that they stored"
+    assert not stack_status(served.lab.home, "pdkit").warnings
+
+
+def test_a_file_that_cannot_be_read_any_more_is_named(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refuse(path: Path, *more: int, **others: int) -> int:
+        if Path(path).name == WEIGHTS:
+            raise OSError(5, "Input/output error")
+        return opened(path, *more, **others)
+
+    monkeypatch.setattr(os, "open", refuse)
+    served.refuses(lambda: served.restart(None), f"{WEIGHTS} cannot be read: Input/output error")
 
 
 def test_up_names_the_file_and_does_not_start_what_is_missing(served: Served) -> None:
@@ -184,13 +211,23 @@ def test_old_weights_that_are_gone_are_not_restored_after_a_failed_swap(
     assert stack_status(served.lab.home, "pdkit").healthy
 
 
-def test_a_stack_of_an_earlier_version_is_restarted(served: Served) -> None:
-    """It did not keep which files it was started with."""
-    file = served.lab.home.stack("pdkit").state_file
+@pytest.mark.parametrize("kept", ["times", "nothing"])
+def test_a_stack_of_an_earlier_version_is_restarted_with_the_present_content(
+    served: Served, kept: str
+) -> None:
+    """That version kept times of files, an older one nothing. Engines get new keys, once."""
+    file, seed = served.lab.home.stack("pdkit").state_file, served.seed()
     state = json.loads(file.read_text())
-    del state["model"]["files"]
+    times = [[name, size, 1_700_000_000_000_000_000] for name, size, _ in state["model"]["files"]]
+    state["model"]["files"] = times
+    if kept == "nothing":
+        del state["model"]["files"]
     state["model"]["version"] = state["fingerprint"] = "by an older rule"
     file.write_text(json.dumps(state))
-    served.restart("consumer-0")
+    assert not any("weights" in one for one in stack_status(served.lab.home, "pdkit").warnings)
     with pytest.raises(StateError, match="another version of pdkit"):
         served.up()
+    served.restart("consumer-0")
+    assert served.seed() == seed, "by content, as the test's own version had it"
+    served.replace()
+    served.refuses(lambda: served.restart(None))

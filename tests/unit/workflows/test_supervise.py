@@ -315,8 +315,8 @@ def test_no_engine_is_started_with_weights_that_were_replaced(
     monkeypatch.setattr(start, "require_same_model", require_same_model)
     monkeypatch.setattr(supervise, "LONGEST_PAUSE_S", 0.05)
     weights = folder / "model.safetensors"
-    at = weights.stat().st_mtime_ns
-    os.utime(weights, ns=(at, at + 1))
+    planned = weights.read_bytes()
+    weights.write_bytes(planned[::-1])
     old = watched.kill("consumer-0")
     eventually(lambda: len(refused) > 5)
     assert watched.pid("consumer-0") == old
@@ -326,7 +326,7 @@ def test_no_engine_is_started_with_weights_that_were_replaced(
     of_stack, of_consumer = stack_status(watched.lab.home, "pdkit").warnings
     for warning in (of_stack, of_consumer):
         assert str(folder) in warning and "deploy swap cpu --name pdkit" in warning
-    os.utime(weights, ns=(at, at))
+    weights.write_bytes(planned)
     eventually(lambda: watched.is_back("consumer-0", old))
 
 
