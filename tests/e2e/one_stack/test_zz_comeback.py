@@ -6,9 +6,12 @@ The last module of this stack: it replaces processes that others look at.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
+from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -17,9 +20,12 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.front import ask
 from deploy.tiny_model.recipe import tensors
 from deploy.tiny_model.weights import safetensors_bytes
+from deploy.verify.eligible import eligible_tokens
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT, model_folder
+from tests.e2e.one_stack.test_one_stack import CONSUMER, counted
 
+CHUNK = 256
 URL = f"http://127.0.0.1:{PORT}/v1/completions"
 BODY = {"model": "pdkit-tiny", "prompt": "x" * 700, "max_tokens": 4, "temperature": 0}
 
@@ -96,10 +102,28 @@ def test_no_request_fails_if_the_router_is_restarted(kit: Deploy) -> None:
     assert lost == []
 
 
-def asked() -> str:
+def completion(**fields: object) -> dict[str, Any]:
+    answer = httpx.post(URL, json={**BODY, **fields}, timeout=120, trust_env=False)
+    return dict(answer.raise_for_status().json())
+
+
+def asked(**fields: object) -> str:
     """Return an answer of several tokens."""
-    answer = httpx.post(URL, json={**BODY, "max_tokens": 16}, timeout=120, trust_env=False)
-    return str(answer.raise_for_status().json()["choices"][0]["text"])
+    return str(completion(max_tokens=16, **fields)["choices"][0]["text"])
+
+
+def overwrite(weights: Path, content: bytes) -> None:
+    """Put other bytes into a file's place, of equal size and time, as image layers have them."""
+    at = weights.stat().st_mtime_ns
+    download = weights.with_name("download")
+    download.write_bytes(content)
+    os.utime(download, ns=(at, at))
+    assert download.stat().st_size == weights.stat().st_size
+    download.replace(weights)
+
+
+def another_model() -> bytes:
+    return safetensors_bytes(tensors(), seed="another")
 
 
 def stored(kit: Deploy) -> set[bytes]:
@@ -108,14 +132,31 @@ def stored(kit: Deploy) -> set[bytes]:
     return set(kit.redis(NAME).scan_iter(f"pdkit:{NAME}:{seed}:*"))
 
 
+def test_the_same_weights_find_all_their_kv_again(kit: Deploy) -> None:
+    """Touched, and a copy in their place: engines start, and nothing is computed again."""
+    text, keys = asked(), stored(kit)
+    folder = model_folder(kit)
+    copy = shutil.copytree(folder, folder.with_name("copy"))
+    shutil.rmtree(folder)
+    copy.rename(folder)
+    for file in folder.iterdir():
+        os.utime(file, (1, 1))
+    restarted = kit.run("restart", "--force", "--name", NAME)
+    assert restarted.code == 0, restarted
+    assert stored(kit) == keys
+    answer = completion(max_tokens=16)
+    assert answer["choices"][0]["text"] == text
+    eligible = eligible_tokens(answer["usage"]["prompt_tokens"], CHUNK)
+    loaded = counted(kit, CONSUMER, "vllm:external_prefix_cache_hits_total")
+    assert loaded == eligible > 0, "the consumer is new, and this was its first prompt"
+
+
 def test_replaced_weights_never_answer_with_the_old_kv(kit: Deploy) -> None:
     """Refused by commands and by the supervisor, until the hinted command serves the new ones."""
     old_text, old_keys = asked(), stored(kit)
     assert old_keys
     weights = model_folder(kit) / "model.safetensors"
-    download = weights.with_name("download")
-    download.write_bytes(safetensors_bytes(tensors(), seed="another"))
-    download.replace(weights)
+    overwrite(weights, another_model())
     before = kit.state(NAME)["services"]
     refused = kit.run("restart", "--force", "--name", NAME)
     assert refused.code == 2, refused
@@ -137,7 +178,9 @@ def test_replaced_weights_never_answer_with_the_old_kv(kit: Deploy) -> None:
     assert set(kit.redis(NAME).scan_iter("*")) >= old_keys, "the old KV is still there"
     before_asking = stored(kit)
     assert not before_asking & old_keys, "and has other keys"
-    assert asked() != old_text
+    new_text = asked()
+    assert new_text != old_text
+    assert new_text == asked(cache_salt="computed again"), "the answer of the new weights"
     assert stored(kit) > before_asking, "the same prompt was computed and stored again"
     assert kit.run("check", "--quick", "--name", NAME).code == 0
 
@@ -148,14 +191,14 @@ def test_an_engine_itself_refuses_weights_that_were_replaced(kit: Deploy) -> Non
     process = psutil.Process(record["pid"])
     argv, env = process.cmdline(), process.environ()
     weights = model_folder(kit) / "model.safetensors"
-    at = weights.stat().st_mtime_ns
-    os.utime(weights, ns=(at, at + 1))
+    served = weights.read_bytes()
+    overwrite(weights, served[::-1])
     try:
         done = subprocess.run(
             argv, env=env, capture_output=True, text=True, timeout=120, check=False
         )
     finally:
-        os.utime(weights, ns=(at, at))
+        overwrite(weights, served)
     assert done.returncode == 3, done.stderr
     assert f"the files in {weights.parent} have changed" in done.stdout + done.stderr
 
