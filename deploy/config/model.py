@@ -116,10 +116,12 @@ def resolve_model(
     tiny_config: Mapping[str, Any],
     hub_cache: Path | None = None,
     load_format: str = "auto",
+    revision: str = "main",
 ) -> Model:
     """Return the model that `value` names: 'tiny', a folder, or a Hugging Face id.
 
-    `load_format` is vLLM's option, by which engines choose among the weight files.
+    `load_format` and `revision` are vLLM's options, by which engines choose among the weight files
+    and among the versions on the hub.
 
     Raises:
         ConfigError: the folder is missing, or its config.json is missing or unreadable.
@@ -135,7 +137,7 @@ def resolve_model(
             setting="model",
             retry=({"--model": "./path/to/model"}, {"--model": "owner/name"}),
         )
-    return _hub(value, hub_cache or default_hub_cache(), load_format)
+    return _hub(value, hub_cache or default_hub_cache(), load_format, revision)
 
 
 def is_folder(value: str) -> bool:
@@ -157,8 +159,8 @@ def cached_models(cache: Path) -> tuple[Model, ...]:
     return tuple(model for folder in sorted(cache.glob("models--*")) if (model := _cached(folder)))
 
 
-def _hub(repo_id: str, cache: Path, load_format: str = "auto") -> Model:
-    snapshot = _snapshot(repo_id, cache)
+def _hub(repo_id: str, cache: Path, load_format: str = "auto", revision: str = "main") -> Model:
+    snapshot = _snapshot(repo_id, cache, revision)
     if snapshot is None or not (snapshot / "config.json").is_file():
         return Model(repo_id, repo_id, "hub", _KNOWN.get(repo_id), _KNOWN_WEIGHT_BYTES.get(repo_id))
     config = _read_config(snapshot / "config.json")
@@ -293,11 +295,14 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _snapshot(repo_id: str, cache: Path) -> Path | None:
-    """Return the folder of a model in the Hugging Face cache, or None."""
+def _snapshot(repo_id: str, cache: Path, revision: str = "main") -> Path | None:
+    """Return the folder of a model's revision, a branch or commit, in the Hugging Face cache."""
     folder = cache / f"models--{repo_id.replace('/', '--')}"
     try:
-        return folder / "snapshots" / (folder / "refs" / "main").read_text("utf-8").strip()
+        return folder / "snapshots" / (folder / "refs" / revision).read_text("utf-8").strip()
     except OSError:
+        if revision != "main":
+            commit = folder / "snapshots" / revision
+            return commit if commit.is_dir() else None
         configs = sorted(folder.glob("snapshots/*/config.json"))
         return configs[0].parent if configs else None

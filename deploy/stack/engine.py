@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from deploy.assets import yaml_asset
+from deploy.config.engine_args import options
 from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE
 from deploy.planning.engines import EnginePlan, Role
 from deploy.planning.plan import Plan
@@ -25,8 +26,13 @@ _REQUIRE_KEY = "pdkit_connector.engine_key.RequireKey"
 
 
 def engine_argv(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str) -> tuple[str, ...]:
-    """Return the arguments after the interpreter's name; the user's come last, so that they win."""
-    return (*planned_argv(engine, plan, layout, namespace), *plan.spec.engine.args)
+    """Return the arguments after the interpreter's name; the user's come last, so that they win.
+
+    Only the commit that their `--revision` meant comes after them: a branch may move.
+    """
+    args = plan.spec.engine.args
+    held = _revision(plan)[:2] if options(args).get("--revision") else ()
+    return (*planned_argv(engine, plan, layout, namespace), *args, *held)
 
 
 def planned_argv(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str) -> tuple[str, ...]:

@@ -81,15 +81,18 @@ def ask_about_model(
         return None, replace(asked, trouble=exc.message)
 
 
-def fetch_weights(prepared: Prepared, report: Report) -> None:
+def fetch_weights(prepared: Prepared, report: Report) -> Prepared:
     """Fetch a hub's model before engines start, so that their deadline is for loading it alone.
+
+    Returns the plan, which holds engines to the commit that is here now: a branch may move, and
+    whoever starts next would get other weights and the KV of these.
 
     Raises:
         MissingModel: the hub does not give all of it.
     """
     spec, wanted = prepared.spec, _wanted(prepared)
     if wanted is None or wanted.is_here() or not may_ask(spec):
-        return
+        return _held_to_commit(prepared, wanted)
     provide_caches(prepared)
     report(f"fetching {wanted.model} from {hub_of(spec)} into {wanted.cache}")
     try:
@@ -101,6 +104,15 @@ def fetch_weights(prepared: Prepared, report: Report) -> None:
         ) from exc
     if os.getuid() == 0 and not RUNTIMES[prepared.plan.runtime].as_user:
         give_to(wanted, *prepared.facts.software.owner)
+    return _held_to_commit(prepared, wanted)
+
+
+def _held_to_commit(prepared: Prepared, wanted: WantedModel | None) -> Prepared:
+    """Return the same plan, with the commit of the downloaded model if it was unknown before."""
+    if wanted is None or prepared.model.version or not wanted.snapshot.is_dir():
+        return prepared
+    model = replace(prepared.model, version=wanted.snapshot.name)
+    return replace(prepared, model=model, plan=replace(prepared.plan, model=model))
 
 
 def _wanted(prepared: Prepared) -> WantedModel | None:

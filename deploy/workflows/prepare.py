@@ -176,10 +176,12 @@ def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:
     Raises:
         ConfigError: a folder that does not hold a model.
     """
+    named = options(spec.engine.args)
     return resolve_model(
         spec.model or vendor_named(vendor).default_model,
         tiny_path=home.models / model_folder_name(),
         tiny_config=config_json(),
         hub_cache=spec.hub_cache,
-        load_format=options(spec.engine.args).get("--load-format") or "auto",
+        load_format=named.get("--load-format") or "auto",
+        revision=named.get("--revision") or "main",
     )

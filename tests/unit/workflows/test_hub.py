@@ -38,8 +38,8 @@ def ask(spec: Make, tmp_path: Path) -> Asked:
     return Asked(spec, Home(tmp_path, tmp_path))
 
 
-def cached(folder: Path) -> None:
-    snapshot = folder / "cache" / "models--owner--70b" / "snapshots" / COMMIT
+def cached(folder: Path, commit: str = COMMIT) -> None:
+    snapshot = folder / "cache" / "models--owner--70b" / "snapshots" / commit
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(LLAMA))
 
@@ -142,6 +142,52 @@ class TestInPlans:
         made = planned()
         assert made.plan.redis_memory_mib == MACHINE.memory_mib // 4
         assert any("KV size and context are unknown" in note for note in made.notes)
+
+
+BRANCH_COMMIT = "f" * 40
+
+
+def refer(folder: Path, branch: str, commit: str) -> None:
+    """Write which commit of the cached model a branch means."""
+    ref = folder / "cache" / "models--owner--70b" / "refs" / branch
+    ref.parent.mkdir(exist_ok=True)
+    ref.write_text(commit)
+
+
+AT_V2 = {"args": ["--revision", "v2"]}
+
+
+class TestTheUsersRevision:
+    """A branch may move: engines of one plan are all held to the commit that it meant."""
+
+    @pytest.mark.usefixtures("hub")
+    def test_engines_get_its_commit_last(
+        self, planned: Callable[..., Prepared], tmp_path: Path
+    ) -> None:
+        cached(tmp_path)  # main, which is another
+        cached(tmp_path, BRANCH_COMMIT)
+        refer(tmp_path, "main", COMMIT)
+        refer(tmp_path, "v2", BRANCH_COMMIT)
+        made = planned(engine=AT_V2)
+        assert made.model.version == BRANCH_COMMIT
+        for engine in ("producer-0", "consumer-0"):
+            assert made.stack.service(engine).argv[-4:] == (
+                "--revision", "v2", "--revision", BRANCH_COMMIT,
+            )  # fmt: skip
+
+    def test_a_cached_main_is_not_taken_for_it(self, ask: Asked, hub: Hub, tmp_path: Path) -> None:
+        cached(tmp_path)
+        refer(tmp_path, "main", COMMIT)
+        assert ask(engine=AT_V2) is not None
+        assert hub.asked[0][0] == "/owner/70b/resolve/v2/config.json"
+
+    @pytest.mark.usefixtures("hub")
+    def test_a_commit_needs_no_branch(
+        self, planned: Callable[..., Prepared], tmp_path: Path
+    ) -> None:
+        cached(tmp_path, BRANCH_COMMIT)
+        made = planned(engine={"args": [f"--revision={BRANCH_COMMIT}"]})
+        assert made.model.version == BRANCH_COMMIT
 
 
 def test_a_download_makes_no_other_stack_of_a_running_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,25 @@ def test_files_that_engines_read_are_fetched_once(
     hub.asked.clear()
     fetch_weights(made, said.append)
     assert (hub.asked, len(said)) == ([], 1)
+
+
+def test_engines_are_held_to_the_commit_that_was_downloaded(
+    hub: Hub, planned: Callable[..., Prepared], tmp_path: Path
+) -> None:
+    """The hub did not name it when the stack was planned, and its branch may move later."""
+    files, hub.files, hub.status = hub.files, {}, 500
+    made = planned()
+    assert made.model.version == ""
+    hub.files = files
+    held = fetch_weights(made, lambda _: None)
+    assert held.model.version == held.plan.model.version == COMMIT == snapshot(tmp_path).name
+    for engine in ("producer-0", "consumer-0"):
+        argv = held.stack.service(engine).argv
+        assert argv[argv.index("--revision") + 1] == COMMIT
+    assert replace(held.plan, model=made.model) == made.plan
+    seeds = {one.stack.service("consumer-0").env["PYTHONHASHSEED"] for one in (made, held)}
+    assert len(seeds) == 2
+    assert fetch_weights(held, lambda _: None) == held
 
 
 CONSOLIDATED = {"consolidated.safetensors": b"Mistral's own format"}
