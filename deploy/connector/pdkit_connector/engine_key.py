@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pdkit_connector.errors import ConnectorError
+from pdkit_connector.loaded_model import unless_changed
 
 MIDDLEWARE = "pdkit_connector.engine_key.RequireKey"
 FILE_ENV = "PDKIT_ENGINE_KEY_FILE"
@@ -57,7 +58,9 @@ class RequireKey:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
-        if scope["type"] == "lifespan" or _is_open(scope) or self._has_key(scope):
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, unless_changed(send))
+        elif _is_open(scope) or self._has_key(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

@@ -24,6 +24,7 @@ from deploy.verify.eligible import eligible_tokens
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT, model_folder
 from tests.e2e.one_stack.test_one_stack import CONSUMER, counted
+from tests.ports import free_row
 
 CHUNK = 256
 URL = f"http://127.0.0.1:{PORT}/v1/completions"
@@ -122,8 +123,8 @@ def overwrite(weights: Path, content: bytes) -> None:
     download.replace(weights)
 
 
-def another_model() -> bytes:
-    return safetensors_bytes(tensors(), seed="another")
+def another_model(seed: str = "another") -> bytes:
+    return safetensors_bytes(tensors(), seed=seed)
 
 
 def stored(kit: Deploy) -> set[bytes]:
@@ -183,6 +184,31 @@ def test_replaced_weights_never_answer_with_the_old_kv(kit: Deploy) -> None:
     assert new_text == asked(cache_salt="computed again"), "the answer of the new weights"
     assert stored(kit) > before_asking, "the same prompt was computed and stored again"
     assert kit.run("check", "--quick", "--name", NAME).code == 0
+
+
+def test_an_engine_does_not_serve_weights_that_are_replaced_while_it_starts(
+    kit: Deploy, tmp_path: Path
+) -> None:
+    process = psutil.Process(kit.pid(NAME, "consumer-0"))
+    argv, env, log = process.cmdline(), process.environ(), tmp_path / "log"
+    argv[argv.index("--port") + 1] = str(free_row())
+    weights = model_folder(kit) / "model.safetensors"
+    served = weights.read_bytes()
+    try:
+        with (
+            log.open("w") as file,
+            subprocess.Popen(argv, env=env, stdout=file, stderr=subprocess.STDOUT) as engine,
+        ):
+            try:
+                assert eventually(lambda: "Initializing a V1 LLM engine" in log.read_text())
+                overwrite(weights, another_model("a third"))
+                assert engine.wait(120) == 3, log.read_text()
+            finally:
+                engine.kill()
+    finally:
+        overwrite(weights, served)
+    assert "have changed since this stack was started, while this engine loaded" in log.read_text()
+    assert answered()
 
 
 def test_an_engine_itself_refuses_weights_that_were_replaced(kit: Deploy) -> None:
