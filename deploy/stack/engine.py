@@ -104,10 +104,22 @@ def kv_transfer_config(role: Role, plan: Plan, layout: Layout, namespace: str) -
     }
     if plan.kv_server:
         config |= kv_server.transfer_config(plan, layout, namespace)
+    extra = config.setdefault("kv_connector_extra_config", {})
+    extra["pdkit.planned"] = _planned_rows(plan)
     if plan.layerwise:
         # vLLM picks CUDA graph modes by this key; LMCache itself reads its own configuration.
-        config["kv_connector_extra_config"] = {"use_layerwise": True}
+        extra["use_layerwise"] = True
     return config
+
+
+def _planned_rows(plan: Plan) -> dict[str, str]:
+    """Return the rows of an engine's identity that the plan knows; it compares itself with them."""
+    rows = {"dtype": plan.dtype, "tensor_parallel": str(plan.tp)}
+    if plan.model.files:
+        rows["model"] = plan.model.version
+    if plan.max_model_len:
+        rows["context"] = str(plan.max_model_len)
+    return rows
 
 
 def engine_env(

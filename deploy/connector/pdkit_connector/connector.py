@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 from pdkit_connector import spans
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
+from pdkit_connector.kv_identity import facts, key_name, kv_rows, with_key_name
 from pdkit_connector.kv_report import kv_facts
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import FixState, Registry, disabled_ids, discover
@@ -53,7 +54,9 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         if role == KVConnectorRole.WORKER and vllm_config.parallel_config.rank == 0:
             announce(self._registry)
         self._registry.require_no_failure()
-        super().__init__(vllm_config, role, kv_cache_config)
+        rows = kv_rows(vllm_config)
+        self._identity = facts(rows, vllm_config)
+        super().__init__(with_key_name(vllm_config, key_name(rows)), role, kv_cache_config)
         self._require_lmcache("start")
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
@@ -62,7 +65,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         super().register_kv_caches(kv_caches)
         self._require_lmcache("take vLLM's KV tensors")
         require_plugins(self._lmcache_engine)
-        REPORT.set_kv(kv_facts(self._lmcache_engine))
+        REPORT.set_kv({**kv_facts(self._lmcache_engine), **self._identity})
         open_worker_socket(self._lmcache_engine, self._vllm_config.parallel_config.rank)
 
     def get_num_new_matched_tokens(

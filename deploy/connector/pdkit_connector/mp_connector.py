@@ -22,6 +22,7 @@ from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pdkit_connector.engine_report import REPORT
+from pdkit_connector.kv_identity import facts, key_name, kv_rows, with_key_name
 from pdkit_connector.log import get_logger
 from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.redis_path.objects import object_layout
@@ -223,7 +224,9 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
             if role == KVConnectorRole.WORKER:
                 remove_left(prefix)
         self._awaited_stores: set[str] = set()
-        super().__init__(vllm_config, role, kv_cache_config)
+        rows = kv_rows(vllm_config)
+        self._identity = facts(rows, vllm_config)
+        super().__init__(with_key_name(vllm_config, key_name(rows)), role, kv_cache_config)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -306,7 +309,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
                 "vllm": installed_vllm(),
                 "namespace": given("pdkit.namespace", None),
                 "layout": object_layout(),
-                "model": adapter.model_name,
+                **self._identity,
                 "world_size": adapter.world_size,
                 "chunk_size": adapter.lmcache_tokens_per_chunk,
                 "instance": adapter.instance_id,

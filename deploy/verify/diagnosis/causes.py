@@ -66,6 +66,7 @@ CAUSES = (
     Cause("hash_seed_differs", engine_causes.hash_seeds, ("hash_algorithm_differs", *_NOT_THERE)),
     Cause("hash_algorithm_differs", engine_causes.hash_algorithm, _NOT_THERE),
     Cause("layout_differs", engine_causes.layout, _OF_NUMBERS),
+    Cause("engine_differs", engine_causes.identity, _OF_NUMBERS),
     Cause("store_denied", store_causes.denied, _OF_A_SICK_STORE),
     Cause("store_read_only", store_causes.read_only, ("keys_lost", *_OF_A_SICK_STORE)),
     Cause("store_full", store_causes.full, _OF_A_SICK_STORE),

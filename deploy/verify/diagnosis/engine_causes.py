@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from deploy.verify.diagnosis.evidence import CONNECTOR, EngineFacts, Evidence, join, said_by
 from deploy.verify.report import Diagnosis
@@ -138,6 +138,36 @@ model = _differs(
     "never match",
     "remove --model from engine.args in deploy.yaml and set model instead",
 )  # fmt: skip
+
+
+# Rows of an engine's identity that other causes name.
+_NAMED_ELSEWHERE = frozenset({"model", "tensor_parallel", "dtype", "shape"})
+
+
+def identity(evidence: Evidence) -> Diagnosis | None:
+    """Engines that run something else than the others, such as another vLLM."""
+    rows = {engine.name: engine.kv.get("rows") for engine in evidence.engines if not engine.ended}
+    told = {name: values for name, values in rows.items() if isinstance(values, Mapping)}
+    apart: list[str] = []
+    for row in dict.fromkeys(row for values in told.values() for row in values):
+        values = {name: of_engine.get(row, "unknown") for name, of_engine in told.items()}
+        if row not in _NAMED_ELSEWHERE and len(set(map(str, values.values()))) > 1:
+            planned = next(filter(None, (_planned(e, row) for e in evidence.engines)), "")
+            apart.append(f"{row}: {said_by(values)}{f' ({planned} was planned)' * bool(planned)}")
+    if not apart:
+        return None
+    return Diagnosis(
+        "engine_differs",
+        "engines do not run the same, so each finds no KV of the others: " + "; ".join(apart),
+        evidence.restart_hint(),
+    )
+
+
+def _planned(engine: EngineFacts, row: str) -> str:
+    unplanned = engine.kv.get("unplanned")
+    return str(unplanned.get(row, "")) if isinstance(unplanned, Mapping) else ""
+
+
 redis_address = _differs(
     "store_differs", "redis",
     "engines use different Redis servers or databases",

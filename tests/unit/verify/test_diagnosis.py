@@ -97,6 +97,16 @@ def codes(**changes: Any) -> list[str]:
     return [cause.code for cause in found(**changes)]
 
 
+def rows(producers: dict[str, str], consumers: dict[str, str], **more: Any) -> dict[str, Any]:
+    """Return evidence of engines that run what these rows say."""
+    same = {"dtype": "bfloat16", "context": "any"}
+    engines = (
+        replace(PRODUCER, kv={**KV, "rows": {**same, **producers}}),
+        replace(CONSUMER, kv={**KV, "rows": {**same, **consumers}, **more}),
+    )
+    return {"engines": engines}
+
+
 # evidence → the cause it must lead to, where tokens were missed, and words of its message.
 CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "no room for a chunk": ({"too_short": "no room"}, "prompt_under_chunk", "no room"),
@@ -187,6 +197,12 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
     "layerwise in one": (kv(layerwise=True), "layout_differs", "layerwise: producer-0 False"),
     "layout of another kind": (kv(layout="80"), "layout_differs", "layout digest"),
     "no client": (kv(client="none"), "layout_differs", "consumer-0 none"),
+    "another vLLM": (
+        rows({"vllm": "0.25.1"}, {"vllm": "0.26.0"}, unplanned={"vllm": "0.25.1"}),
+        "engine_differs",
+        "vllm: producer-0 0.25.1; consumer-0 0.26.0 (0.25.1 was planned)",
+    ),
+    "a row in one only": (rows({"lora": "8"}, {}), "engine_differs", "consumer-0 unknown"),
     "denied a command": (
         producer(failures={"noperm": 4}, left_out=6, said="storing failed: ReplyError: NOPERM x"),
         "store_denied",
@@ -539,3 +555,9 @@ class TestTheReference:
             wanted = ", ".join(f"`{one}`" for one in explains.get(code, ()))
             told = re.search(r"\*\*Hides\*\* (?P<codes>[^.]*)\.", " ".join(text.split()))
             assert (told["codes"] if told else "") == wanted, code
+
+
+def test_engines_of_equal_rows_are_no_cause() -> None:
+    """Nor are rows that other causes name."""
+    assert codes(missed=True, **rows({"vllm": "1"}, {"vllm": "1"})) == ["not_found"]
+    assert "engine_differs" not in codes(missed=True, **rows({"model": "a"}, {"model": "b"}))
