@@ -150,6 +150,9 @@ KV = Board(
               {"{{service}}": _chunks("load", '=~"corrupt|foreign"')}, "ops"),
         Panel("Chunks not loaded: late or gone",
               {"{{service}}": _chunks("load", '!~"loaded|corrupt|foreign"')}, "ops"),
+        Panel("Chunks read again: replaced while they were loaded",
+              {"{{service}}": "sum by (service) ({})".format(
+                  _rate("pdkit_store_replaced_total"))}, "ops"),
         Panel("Chunks lost: not stored",
               {"{{service}}": _chunks("store", '!="stored"')}, "ops"),
         Panel("Answers that left before their KV was stored",

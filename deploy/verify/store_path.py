@@ -29,6 +29,8 @@ class StorePath:
         refused: chunks that were corrupt or foreign, and so were computed instead of loaded.
         left_out: chunks that were not stored, because Redis failed, refused or was too slow.
         not_loaded: chunks that were found but did not arrive in time, or were gone by then.
+        replaced: chunks that another engine replaced while they were loaded, and that were read
+            again and loaded: no damage.
         failures: failed calls to Redis, of any kind.
         waits: answers that waited for their KV to be stored.
         late: answers that were sent before their KV was stored.
@@ -45,6 +47,7 @@ class StorePath:
     loaded_chunks: float = 0
     refused: float = 0
     not_loaded: float = 0
+    replaced: float = 0
     lookups: float = 0
     lookup_s: float = 0
     failures: float = 0
@@ -84,6 +87,7 @@ class StorePath:
             loaded_chunks=loaded,
             refused=refused,
             not_loaded=total("chunks", operation="load") - loaded - refused,
+            replaced=total("replaced"),
             lookups=total("calls", operation="lookup"),
             lookup_s=total("seconds", operation="lookup"),
             failures=total("failures"),

@@ -11,7 +11,7 @@ from pdkit_connector.counters import Counters
 from pdkit_connector.log import get_logger
 from pdkit_connector.redis_path.client import Client, Limits
 from pdkit_connector.redis_path.link import Deadline
-from pdkit_connector.redis_path.value import Codec, Header, digest
+from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 
 LAYOUT = "a layout"
 CODEC = Codec(LAYOUT)
@@ -38,6 +38,13 @@ def prompt(name: str, count: int, size: int = 4096) -> dict[bytes, bytes]:
 
 def header(key: bytes, data: bytes, codec: Codec = CODEC) -> Header:
     return Header("uint8", (1, len(data)), 2, len(data), codec.layout, digest(key))
+
+
+def another_batch(raw: bytes, name: bytes, codec: Codec) -> bytes:
+    """Return what another producer stores under a value's key: the same chunk, other bytes."""
+    of, _ = codec.parse(raw[:HEADER_BYTES], name)
+    data = payload("another batch", of.payload_bytes)
+    return codec.header(of, data) + data
 
 
 class Warnings(list):

@@ -48,6 +48,7 @@ def test_losses_start_at_zero(server, monkeypatch):
     assert shown >= {
         *(("chunks", "store", result) for result in ("stored", "failed", "late", "paused")),
         *(("chunks", "load", result) for result in ("loaded", "missing", "corrupt", "foreign")),
+        ("replaced",),
         *(("barrier_waits", result) for result in ("stored", "late", "absent")),
     }
     losses = (count for name, _, count in counters.all() if name not in ("connects", "cpu_seconds"))

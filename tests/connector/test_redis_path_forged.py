@@ -8,9 +8,11 @@ import pytest
 import torch
 from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.counters import COUNTERS
+from pdkit_connector.redis_path import reading
 from pdkit_connector.redis_path.failures import failures
-from pdkit_connector.redis_path.value import Codec, Header, digest
+from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 from redis_backend import PAYLOAD, loaded, made, stored
+from redis_chunks import another_batch
 
 from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, key, redis_path_config  # isort: skip
 
@@ -86,6 +88,34 @@ def test_a_perfect_forgery_is_a_miss_with_a_mac(server, backend, signed):
         before = COUNTERS.value("chunks", operation="load", result=result)
         assert loaded([signed.get_blocking(key(1))]) == [None]
         assert COUNTERS.value("chunks", operation="load", result=result) == before + 1
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_value_replaced_while_it_is_read(server, backend, signed, forged, monkeypatch):
+    """One of the stack's own is loaded, one that a writer without the secret planted is not."""
+    stored(signed, 1)
+    name = signed._names.one(key(1))
+    other = another_batch(server.admin.get(name), name, signed._codec)
+    if forged:
+        other = other[:-8] + bytes(8)
+    allocate = signed._allocate
+
+    def allocate_and_replace(header, deadline):
+        server.admin.set(name, other)
+        return allocate(header, deadline)
+
+    for size in ("_FIRST_BYTES", "_RANGE_BYTES"):
+        monkeypatch.setattr(reading, size, PAYLOAD // 5)
+    monkeypatch.setattr(signed, "_allocate", allocate_and_replace)
+    corrupt = COUNTERS.value("chunks", operation="load", result="corrupt")
+    replaced = COUNTERS.value("replaced")
+    (obj,) = signed.batched_get_blocking([key(1)])
+    assert (obj is None) == forged
+    if obj is not None:
+        assert bytes(obj.byte_array) == other[HEADER_BYTES:]
+        obj.ref_count_down()
+    corrupt = COUNTERS.value("chunks", operation="load", result="corrupt") - corrupt
+    assert (corrupt, COUNTERS.value("replaced") - replaced) == ((1, 0) if forged else (0, 1))
 
 
 def test_a_forged_value_does_not_hide_good_ones(server, backend):

@@ -19,10 +19,11 @@ from pdkit_connector import first_tier
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.metrics import ServerCollector
-from pdkit_connector.redis_path import tasks
+from pdkit_connector.redis_path import reading, tasks
 from pdkit_connector.redis_path.second_tier import SecondTier
-from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Header
+from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Header, digest
 from pdkit_connector.releases import installed_vllm
+from redis_chunks import another_batch
 from redis_kinds import address
 from redis_servers import eventually
 from starlette.applications import Starlette
@@ -211,6 +212,30 @@ def test_a_damaged_value_is_refused(started, file, server, name):
     assert again.found(CHUNKS) == (0, 2)
     assert again.read() == written[:2]
     assert count(operation, kind_of_miss) == before + 1
+
+
+def test_a_value_replaced_while_it_is_read_is_read_again(started, file, server, monkeypatch):
+    """Another producer computed the same chunk in another batch: no damage, and no miss."""
+    tiers = started(file)
+    written = tiers.stored(CHUNKS)
+    name, _ = tiers.second._names.of_key(CHUNKS[2], kind())
+    other = another_batch(server.admin.get(name), name, tiers.second._codec)
+    take = tasks.Buffers.take
+
+    def take_and_replace(buffers, header, deadline):
+        if header.key == digest(name):
+            server.admin.set(name, other)
+        return take(buffers, header, deadline)
+
+    for size in ("_FIRST_BYTES", "_RANGE_BYTES"):
+        monkeypatch.setattr(reading, size, len(other) // 5)
+    monkeypatch.setattr(tasks.Buffers, "take", take_and_replace)
+    again = started(file)
+    before = count("load", "corrupt"), count("load", "loaded"), COUNTERS.value("replaced")
+    assert again.found(CHUNKS) == (0, 6)
+    assert again.read() == [*written[:2], other[HEADER_BYTES:], *written[3:]]
+    now = count("load", "corrupt"), count("load", "loaded"), COUNTERS.value("replaced")
+    assert [after - was for was, after in zip(before, now, strict=True)] == [0, 6, 1]
 
 
 def test_values_signed_with_another_key_are_a_miss(started, server, tmp_path):

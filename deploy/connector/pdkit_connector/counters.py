@@ -14,6 +14,7 @@ HELP: Mapping[str, str] = {
     "cpu_seconds": "CPU seconds of the threads that move values, by operation (load, store).",
     "calls": "Prompts, by operation (load, lookup).",
     "chunks": "Chunks, by operation and result.",
+    "replaced": "Chunks that were replaced while they were loaded, and loaded again.",
     "failures": "Failures of Redis, by kind.",
     "connects": "Connections made to Redis.",
     "step_seconds": "Seconds of the workers' steps, by part (connector, rest).",

@@ -136,7 +136,11 @@ CASES = {
     "PdkitKvNotLoaded": Case(
         chunks("load", "missing", 1), chunks("load", "loaded", 9), OF_CONSUMER
     ),
-    "PdkitKvRefused": Case(chunks("load", "corrupt", 1), chunks("load", "missing", 9), OF_CONSUMER),
+    "PdkitKvRefused": Case(
+        chunks("load", "corrupt", 1),
+        chunks("load", "missing", 9) | {f"pdkit_store_replaced_total{{{CONSUMER}}}": changed(0, 9)},
+        OF_CONSUMER,
+    ),
     "PdkitWorkerSilent": Case(
         {f"pdkit_silent_workers{{{CONSUMER}}}": "1x30"},
         {f"pdkit_silent_workers{{{CONSUMER}}}": "1x23 0 1x6"},

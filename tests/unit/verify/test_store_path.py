@@ -25,6 +25,7 @@ PAGE = [
     Sample("pdkit_store_chunks_total", {"operation": "load", "result": "foreign"}, 2),
     Sample("pdkit_store_chunks_total", {"operation": "load", "result": "missing"}, 3),
     Sample("pdkit_store_chunks_total", {"operation": "store", "result": "no_room"}, 4),
+    Sample("pdkit_store_replaced_total", {}, 8),
     Sample("pdkit_store_calls_total", {"operation": "lookup"}, 5),
     Sample("pdkit_store_seconds_total", {"operation": "lookup"}, 0.01),
     Sample("pdkit_store_failures_total", {"kind": "timeout"}, 6),
@@ -46,6 +47,7 @@ def test_a_page_is_read() -> None:
     assert path.lookup_ms == 2
     counts = (path.loaded_chunks, path.refused, path.not_loaded, path.left_out, path.failures)
     assert counts == (10, 3, 3, 4, 6)
+    assert path.replaced == 8, "those were loaded, and are no damage"
     assert (path.waits, path.late) == (8, 1)
     assert (path.stored_cpu_s, path.loaded_cpu_s) == (0.5, 1.5)
     assert path.store_gb_s == 0

@@ -97,6 +97,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         for operation, results in _RESULTS.items():
             for result in results:
                 COUNTERS.add("chunks", 0, operation=operation, result=result)
+        COUNTERS.add("replaced", 0)
         SERVERS.watch(self._client.shards)
         refuse_bad_login(self._client)
         if self.local_cpu_backend is not None:  # else no values move

@@ -32,6 +32,10 @@ class Target(Protocol):
         ...
 
 
+class _MayBeTorn(Exception):
+    """The ranges of a value do not fit together: it is damaged, or was replaced meanwhile."""
+
+
 T = TypeVar("T", bound=Target)
 # Returns memory for a payload, or None if there is none in time. Raises BadValue if the reader
 # cannot use the payload. Called from the lanes' threads.
@@ -98,10 +102,21 @@ class Loads:
         coming: dict[int, Reading] = {}
 
         def ask(place: int) -> None:
-            if place < len(places):
+            if place < len(places) and places[place][0] not in coming:
                 i, node = places[place]
                 link = links.to(node, prompt.deadline)
                 coming[i] = Reading(link, prompt.keys[i], prompt.deadline)
+
+        def ask_again(place: int) -> None:
+            """Ask for all of a value at once, on a connection on which nothing is outstanding."""
+            i, node = places[place]
+            asked = [j for j, at in places if at == node and j in coming]
+            if any(coming[j].unread for j in asked):
+                links.drop(node)
+                for j in asked:
+                    del coming[j]
+            link = links.to(node, prompt.deadline)
+            coming[i] = Reading(link, prompt.keys[i], prompt.deadline, in_one_command=True)
 
         with Dropping(links, *{node for _, node in places}):
             for place, (i, node) in enumerate(places):
@@ -110,7 +125,14 @@ class Loads:
                 if i not in coming:
                     ask(place)
                 # The next value is asked for while the end of this one is in transit.
-                target = self._value(coming[i], prompt, prompt.keys[i], partial(ask, place + 1))
+                ask_next = partial(ask, place + 1)
+                try:
+                    target = self._value(coming[i], prompt, prompt.keys[i], ask_next)
+                except _MayBeTorn:
+                    ask_again(place)
+                    target = self._value(coming[i], prompt, prompt.keys[i], ask_next)
+                    if target is not None:
+                        self._counters.add("replaced")
                 if coming.pop(i).unread:
                     links.drop(node)
                 left.remove(i)
@@ -120,7 +142,10 @@ class Loads:
     def _value(
         self, reading: Reading, prompt: _Prompt[T], key: bytes, all_asked: Callable[[], None]
     ) -> T | None:
-        """Read a whole value; None if it is missing or unusable."""
+        """Read a whole value; None if it is missing or unusable.
+
+        Raises _MayBeTorn if it is, as far as its ranges show.
+        """
         try:
             raw = reading.header()
             if raw is None:
@@ -136,8 +161,12 @@ class Loads:
         except ReplyError as error:
             if error.code not in OF_ONE_KEY:
                 raise
+            if reading.may_be_torn:
+                raise _MayBeTorn from error
             self._useless("foreign", error, key)
         except BadValue as bad:
+            if reading.may_be_torn:
+                raise _MayBeTorn from bad
             self._useless(bad.kind, bad, key)
         return None
 

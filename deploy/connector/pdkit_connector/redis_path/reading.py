@@ -3,6 +3,10 @@
 Redis copies its answers. A value of many MB is copied into fresh memory each time, and has left the
 processor's cache when it is sent. Ranges of half a MiB are copied, sent and received within the
 cache. `bench/redis_path` measures both.
+
+Between two ranges another client may replace the value or remove it: two producers that compute one
+prompt at once each store its chunks, whose bytes differ where they were computed in other batches.
+What was read is then of two values. One command that reads all of a value cannot be torn so.
 """
 
 from __future__ import annotations
@@ -18,13 +22,17 @@ _FIRST_BYTES = 1 << 20
 _RANGE_BYTES = 512 << 10
 # Ranges that were requested and not read yet.
 _AHEAD = 4
+# Where a range ends that has all of a value, which Redis limits to half a GiB by default.
+_ALL = 1 << 62
 
 
 class Reading:
     """A value that was requested. After any error the link's state is unknown."""
 
-    def __init__(self, link: Link, key: bytes, deadline: Deadline) -> None:
-        """Ask for the first range, which has the header."""
+    def __init__(
+        self, link: Link, key: bytes, deadline: Deadline, *, in_one_command: bool = False
+    ) -> None:
+        """Ask for the first range, which has the header, or for all of the value."""
         self._link = link
         self._key = key
         self._deadline = deadline
@@ -32,12 +40,18 @@ class Reading:
         self._ends: deque[int] = deque()
         self._asked_bytes = 0
         self._left = 0  # bytes of the answer that is being read
-        self._ask(HEADER_BYTES + _FIRST_BYTES)
+        self._answers = 0
+        self._ask(_ALL if in_one_command else HEADER_BYTES + _FIRST_BYTES)
 
     @property
     def unread(self) -> bool:
         """Whether answers are outstanding, so that the link cannot be used for anything else."""
         return bool(self._ends)
+
+    @property
+    def may_be_torn(self) -> bool:
+        """Whether what was read may be of two values."""
+        return self._answers > 1
 
     def header(self) -> bytes | None:
         """Return the header's bytes, or None where there is no such key.
@@ -110,6 +124,7 @@ class Reading:
         self._ends.append(end)
 
     def _begin(self) -> None:
+        self._answers += 1
         try:
             self._left = self._link.length(self._deadline) or 0
         except ReplyError:

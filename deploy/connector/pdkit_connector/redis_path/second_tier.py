@@ -70,6 +70,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         for operation, results in _RESULTS.items():
             for result in results:
                 COUNTERS.add("chunks", 0, operation=operation, result=result)
+        COUNTERS.add("replaced", 0)
         refuse_bad_login(self._client)
         self._client.open()
         SERVERS.watch(self._client.shards)
