@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from deploy.output.table import percent, table, told, told_size
+from deploy.verify.canaries import CanaryFindings, ago
 from deploy.verify.eligible import is_pinned, pinned_range
 from deploy.verify.hits import Hits, Tiers, added
 from deploy.verify.report import ROUTER, CheckReport, Equivalence, StoreUse
@@ -17,6 +18,7 @@ def check_view(report: CheckReport) -> str:
         *_reuse(report),
         _answers_line(report.equivalence),
         _noise_line(report.equivalence),
+        *([canaries_line(report.canaries)] if report.canaries else []),
         *_asides(report),
         *([_store_line(report.store)] if report.store else []),
         *([_path_line(report.path)] if report.path else []),
@@ -109,6 +111,24 @@ def _noise_line(same: Equivalence) -> str:
         else f"an engine differs from itself by {same.noise_floor:.4f} (root mean square)"
     )
     return f"Noise: {measured}; differences up to {same.tolerance:.2f} are tolerated"
+
+
+def canaries_line(found: CanaryFindings) -> str:
+    """Return in one line what became of the prompts that earlier checks left."""
+    counts = {
+        "evicted": found.count("evicted"),
+        "with KV of another identity": found.count("other"),
+    }
+    rest = "".join(f"; {count} of {found.known} {what}" for what, count in counts.items() if count)
+    there = len({look.tag for look in found.compared})
+    wrong = len({look.tag for look in found.looks if look.wrong})
+    if found.oldest_s is None:
+        return f"Canaries: no KV of an earlier check{rest}"
+    answers = f"{wrong} answered otherwise" if wrong else "same answers"
+    oldest = (
+        f", the oldest of {ago(found.oldest_s)}" if there > 1 else f", of {ago(found.oldest_s)}"
+    )
+    return f"Canaries: {there}{oldest}: {answers}{rest}"
 
 
 def _asides(report: CheckReport) -> Iterator[str]:

@@ -138,6 +138,13 @@ class Home:
         """Return the file that a command locks while it changes a stack."""
         return self.state / "locks" / f"{name}.lock"
 
+    def canaries_file(self, name: str) -> Path:
+        """Return the record of the prompts whose KV a stack's checks left in its store.
+
+        Not in the stack's folder, since KV in the user's own Redis outlives `down`.
+        """
+        return self.state / "canaries" / f"{name}.json"
+
     @property
     def bench_lock_file(self) -> Path:
         """Locked while a benchmark runs: each would slow down the other."""

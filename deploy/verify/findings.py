@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from deploy.verify.canaries import CanaryFindings
 from deploy.verify.equivalence import MOST_NOISE, Completion, Noise, compare, self_differences
 from deploy.verify.hits import Counted, Hits, PairResult, Phase
 from deploy.verify.own_prompt import OwnPrompt
@@ -51,6 +52,7 @@ class Findings:
         ended: engines that did not live through it, and were not.
         vanished: keys that had arrived and were gone when their chunks were not found.
         prompts: the user's own prompt, by pair.
+        canaries: what became of those of earlier checks; None if none can be left here.
         noise: what each engine's answers differ by from its own; measured before any comparison.
     """
 
@@ -78,6 +80,7 @@ class Findings:
     ended: list[str] = field(default_factory=list)
     vanished: int = 0
     prompts: list[OwnPrompt] = field(default_factory=list)
+    canaries: CanaryFindings | None = None
     noise: Noise = field(default_factory=Noise)
 
     def add_stored(self, keys: int | None) -> None:
@@ -186,6 +189,7 @@ def failures(
     for prompt in found.prompts:
         if prompt.under_chunk or prompt.missed:
             yield Failure(OWN_PROMPT, prompt.sentence)
+    yield from found.canaries.failures() if found.canaries else ()
     yield from _not_equivalent(found)
     yield from _misrouted(found)
     yield from _sick(found, engines)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploy.verify.eligible import is_pinned
 from deploy.verify.equivalence import LOGPROB_TOLERANCE
 from deploy.verify.hits import Counted, Hits, PairResult, Phase
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.store_path import StorePath
+
+if TYPE_CHECKING:
+    from deploy.verify.canaries import CanaryFindings
 
 # What is checked beside the pairs, as people and JUnit files name it.
 PROMPTS = "prompts"
@@ -20,6 +23,7 @@ DECODE_REUSE = "decode reuse"
 SECOND_TIER = "from Redis alone"
 BURST = "burst"
 OWN_PROMPT = "your prompt"
+CANARIES = "canaries"
 EQUIVALENCE = "equivalence"
 STORE = "redis"
 ENGINES = "engines"
@@ -102,6 +106,7 @@ class CheckReport:
         vllm: the engines' release of it; "" if unknown.
         prompts: the user's own prompt, by pair; empty if none was given.
         left_out: what was not checked, and why.
+        canaries: what became of prompts of earlier checks; None if none can be left here.
         failed: empty if the check passed.
     """
 
@@ -123,6 +128,7 @@ class CheckReport:
     vllm: str = ""
     prompts: Sequence[OwnPrompt] = ()
     left_out: Sequence[str] = ()
+    canaries: CanaryFindings | None = None
 
     @property
     def passed(self) -> bool:
@@ -158,6 +164,7 @@ class CheckReport:
             ROUTER,
             *(name for name, phase in self.phases.items() if not phase.skipped),
             *([OWN_PROMPT] if self.prompts else []),
+            *([CANARIES] if self.canaries and self.canaries.looks else []),
             EQUIVALENCE,
             *([STORE] if self.store else []),
             ENGINES,
@@ -217,6 +224,7 @@ class CheckReport:
             "others_requests": self.others,
             "vllm": {"version": self.vllm, "formula_pinned": is_pinned(self.vllm)},
             "prompts": [prompt.as_dict() for prompt in self.prompts],
+            "canaries": self.canaries.as_dict() if self.canaries else None,
             "left_out": list(self.left_out),
             "failures": self.failures,
             "diagnosis": [asdict(cause) for cause in self.diagnosis],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +92,9 @@ def stop_stack(
         )
     client = state.redis_client if state else ""
     left = remaining_keys(url, name, client=client, remove=volumes) if url else None
+    if left is None or left.removed:  # the KV of its checks' canaries is gone
+        with suppress(OSError):  # then the next check finds that it is gone
+            home.canaries_file(name).unlink()
     return DownResult(
         name, bool(alive or marked or was_there), alive, home.stacks_beside(name), left
     )

@@ -153,6 +153,24 @@ def gather_evidence(
         bad_pair=_bad_pair(running, engines),
         prompts=found.prompts,
         failures=failures,
+        stale=found.canaries.cause if found.canaries else "",
+        emptying=emptying_the_store(running),
+    )
+
+
+def emptying_the_store(running: RunningStack) -> str:
+    """Return the commands after which a stack's engines begin with an empty store."""
+    name, plan = running.stack.name, running.prepared.plan
+    if not plan.user_redis:
+        return f"deploy down --name {name}, then deploy up --name {name}: its Redis starts empty"
+    if plan.spec.redis.client == "lmcache":
+        return (
+            f"empty that Redis (FLUSHDB), then deploy down --name {name} and "
+            f"deploy up --name {name}"
+        )
+    return (
+        f"deploy down --volumes --name {name}, which removes its keys from your Redis, then "
+        f"deploy up --name {name}"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from typing_extensions import NotRequired, TypedDict
 
 from deploy.output.contract.made import with_fields_of
@@ -130,6 +132,52 @@ class OwnPrompt(TypedDict):
     eligible: int
 
 
+class CanaryLook(TypedDict):
+    """One consumer and one prompt of an earlier check.
+
+    Attributes:
+        age_s: seconds since that check stored the prompt's KV.
+        outcome: `same`: stored KV gives the answer of a fresh computation. `outdated`: it does not,
+            and engines compute otherwise than when it was stored. `damaged`: it does not, and they
+            compute as then. `foreign`: KV of another identity was loaded. `evicted`: it is gone.
+            `other`: it has another identity, and was not found. `silent`: no answer.
+        loaded: tokens from the store.
+        held: tokens from the consumer's own prefix cache, which it loaded and compared before.
+        max_logprob_diff: between the consumer's answer and a fresh computation; null if nothing was
+            compared, or if they have no token in common.
+    """
+
+    age_s: float
+    consumer: str
+    outcome: Literal["same", "outdated", "damaged", "foreign", "evicted", "other", "silent"]
+    loaded: int
+    held: int
+    max_logprob_diff: float | None
+
+
+class Canaries(TypedDict):
+    """Prompts that earlier checks left, whose KV stays in the store.
+
+    Attributes:
+        known: how many were recorded when the check began.
+        same: prompts whose KV gave the right answer with every consumer that loaded it.
+        evicted: prompts whose KV is gone.
+        other_identity: prompts whose KV belongs to another model, version or setting, and was
+            rightly not found.
+        oldest_s: age in seconds of the oldest whose KV was still there; null if none was.
+        left: this check left one.
+        looks: one for each consumer and prompt.
+    """
+
+    known: int
+    same: int
+    evicted: int
+    other_identity: int
+    oldest_s: float | None
+    left: bool
+    looks: list[CanaryLook]
+
+
 class Check(TypedDict):
     """The result of a check.
 
@@ -143,6 +191,8 @@ class Check(TypedDict):
         store_path: null if LMCache's own client moves KV.
         others_requests: other clients' requests that engines finished meanwhile.
         prompts: empty without `--prompt-file`.
+        canaries: null if the engines share no KV, their keys could not be removed again, or the
+            check ran in a cluster.
         left_out: what was not checked, and why; a sentence each.
         failures: a sentence for each thing that is wrong.
         diagnosis: causes, the most likely first.
@@ -166,6 +216,7 @@ class Check(TypedDict):
     others_requests: int
     vllm: Vllm
     prompts: list[OwnPrompt]
+    canaries: Canaries | None
     left_out: list[str]
     failures: list[str]
     diagnosis: list[Diagnosis]

@@ -56,8 +56,10 @@ CAUSES = (
     ),
     Cause("lmcache_differs", server_causes.versions, ("engine_unknown", *_NOT_THERE)),
     Cause("engine_unknown", server_causes.forgets, _NOT_THERE),
-    Cause("self_differs", request_causes.contradicts_itself, ("kv_differs",)),
-    Cause("kv_differs", request_causes.wrong_kv),
+    Cause("self_differs", request_causes.contradicts_itself, ("kv_differs", "stale_kv")),
+    # New KV is wrong, too, so that its age explains nothing.
+    Cause("kv_differs", request_causes.wrong_kv, ("stale_kv",)),
+    Cause("stale_kv", request_causes.stale_kv),
     Cause("store_differs", engine_causes.redis_address, _NOT_THERE),
     Cause("namespace_differs", engine_causes.namespace, _NOT_THERE),
     Cause("model_differs", engine_causes.model, ("layout_differs", *_OF_NUMBERS)),
@@ -111,6 +113,7 @@ def _is_wrong(evidence: Evidence) -> bool:
     return bool(
         evidence.missed
         or evidence.mismatched
+        or evidence.stale
         or evidence.contradicting
         or evidence.failed_requests
         or evidence.bypassed

@@ -135,6 +135,8 @@ class Evidence:
         bad_pair: what is known against the engines' versions; "" if nothing is.
         prompts: the user's own prompt, by pair; empty if none was given.
         failures: what the check found wrong, a sentence each.
+        stale: what is wrong with KV that an earlier check stored; "" if nothing is.
+        emptying: the commands after which engines begin with an empty store.
     """
 
     stack: str
@@ -157,6 +159,8 @@ class Evidence:
     bad_pair: str = ""
     prompts: Sequence[OwnPrompt] = ()
     failures: Sequence[str] = ()
+    stale: str = ""
+    emptying: str = ""
 
     @property
     def names(self) -> list[str]:

@@ -78,6 +78,13 @@ def wrong_kv(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def stale_kv(evidence: Evidence) -> Diagnosis | None:
+    """KV that an earlier check stored, and that answers otherwise than a fresh computation."""
+    if not evidence.stale:
+        return None
+    return Diagnosis("stale_kv", evidence.stale, evidence.emptying)
+
+
 def contradicts_itself(evidence: Evidence) -> Diagnosis | None:
     """An engine whose answer changes when its own prefix cache serves the prompt."""
     if not evidence.contradicting:

@@ -44,6 +44,11 @@ class CheckKeys:
         self._names += 1
         return f"{self.run}-{self._names}-"
 
+    @property
+    def tagged(self) -> bool:
+        """Whether engines store the KV of tagged prompts under their tags."""
+        return self._tagged
+
     def count(self, store: Store, tag: str) -> int | None:
         """Return how many keys have a tag; None if unknown."""
         return store.count_marked(mark(tag)) if tag else None

@@ -154,8 +154,8 @@ def _without_loading(session: Session, engine: str, tag: str) -> tuple[str, str]
 def check_own_prompt(session: Session, producer: str, consumer: str, prompt: list[int]) -> None:
     """Send a user's prompt as clients do, unmarked, and see where each engine got its KV from."""
     try:
-        prefilled = _counting(session, producer, prompt)
-        decoded = _counting(session, consumer, prompt)
+        _, prefilled = counting(session, producer, prompt)
+        _, decoded = counting(session, consumer, prompt)
     except ApiError:
         return  # already recorded as a failure
     found = OwnPrompt(
@@ -172,19 +172,21 @@ def check_own_prompt(session: Session, producer: str, consumer: str, prompt: lis
     session.report(found.sentence or f"your prompt, {found.name}: all came from the store")
 
 
-def _counting(session: Session, engine: str, prompt: list[int]) -> CacheCounters:
-    """Ask an engine, and return what its own counters say of the answer.
+def counting(
+    session: Session, engine: str, prompt: Sequence[int], *, tag: str = ""
+) -> tuple[Completion, CacheCounters]:
+    """Ask an engine, and return its answer, and what its own counters say of it.
 
     If other clients' requests move the counters, too, the answer's own count of cached tokens is
     the limit, and what is not local counts as loaded from the store.
     """
     before = session.cache_counters(engine)
-    answer = session.ask(engine, prompt)
+    answer = session.ask(engine, prompt, tag=tag)
     found = session.counted_for(engine, before)
     if found.local_hits + found.external_hits <= answer.cached_tokens:
-        return found
+        return answer, found
     local = min(found.local_hits, answer.cached_tokens)
-    return replace(found, local_hits=local, external_hits=answer.cached_tokens - local)
+    return answer, replace(found, local_hits=local, external_hits=answer.cached_tokens - local)
 
 
 def check_decode_reuse(session: Session) -> None:

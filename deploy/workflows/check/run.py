@@ -18,6 +18,7 @@ from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
 from deploy.workflows.check.aggregated import check_alike, check_shared_turns, check_spread
 from deploy.workflows.check.answering import require_answers
+from deploy.workflows.check.canaries import Aviary
 from deploy.workflows.check.keys import CheckKeys, guarded
 from deploy.workflows.check.probes import (
     check_decode_reuse,
@@ -93,7 +94,7 @@ def check_running(
     require_running(running)
     require_answers(running)
     with open_session(home, running, report) as session:
-        return _checked(session, pairs, options)
+        return _checked(session, pairs, options, _aviary(home, session))
 
 
 @contextmanager
@@ -117,6 +118,16 @@ def open_session(home: Home | None, running: RunningStack, report: Report) -> It
             f"the stack stopped answering during the check: {exc}",
             hint=f"deploy up --resume --name {name}",
         ) from exc
+
+
+def _aviary(home: Home | None, session: Session) -> Aviary | None:
+    """Return the canaries of a stack that shares KV; None where they could not be removed again."""
+    running = session.running
+    plan = running.prepared.plan
+    untagged = plan.uses_redis and not session.keys.tagged
+    if home is None or not plan.shares_kv or untagged:
+        return None
+    return Aviary.of(running, home.canaries_file(running.stack.name), session.report)
 
 
 def _none(running: RunningStack, options: CheckOptions) -> list[tuple[str, str]]:
@@ -145,7 +156,10 @@ def _chosen(running: RunningStack, options: CheckOptions) -> list[tuple[str, str
 
 
 def _checked(
-    session: Session, pairs: Sequence[tuple[str, str]], options: CheckOptions
+    session: Session,
+    pairs: Sequence[tuple[str, str]],
+    options: CheckOptions,
+    aviary: Aviary | None,
 ) -> CheckReport:
     began = time.monotonic()
     running, found = session.running, session.found
@@ -153,7 +167,7 @@ def _checked(
     before, pages, starts = session.store.stats(), _pages(session), service_starts(running)
     began_at = session.reading()
     try:
-        _send(session, pairs, options, own)
+        _send(session, pairs, options, own, aviary)
         found.others = session.counted_since(began_at).others
     except ApiError:
         # A dead engine is a finding; the rest is still examined.
@@ -172,11 +186,16 @@ def _checked(
     if shares_kv and (failed or any(prompt.hidden for prompt in found.prompts)):
         said = [failure.sentence for failure in failed]
         causes = diagnose(gather_evidence(running, found, seen, session.store, said))
+    store = store_use(seen, session.keys.remove(session.store)) if uses_redis else None
+    if aviary:
+        if not failed and pairs:
+            aviary.leave(session, pairs)
+        aviary.close(session)
     return CheckReport(
         pairs=found.pairs,
         race=found.race,
         equivalence=found.equivalence,
-        store=store_use(seen, session.keys.remove(session.store)) if uses_redis else None,
+        store=store,
         path=found.path,
         engines=engines,
         failed=failed,
@@ -191,6 +210,7 @@ def _checked(
         others=found.others,
         prompts=found.prompts,
         left_out=LEFT_OUT if plan.kv_server else (),
+        canaries=found.canaries,
     )
 
 
@@ -246,6 +266,7 @@ def _send(
     pairs: Sequence[tuple[str, str]],
     options: CheckOptions,
     own: list[int] | None,
+    aviary: Aviary | None,
 ) -> None:
     """Send all prompts, if there can be one with a chunk."""
     if not lengths(session):
@@ -255,10 +276,15 @@ def _send(
         )
         return
     _own(session, pairs, own)
-    _probe(session, pairs, options)
+    _probe(session, pairs, options, aviary)
 
 
-def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOptions) -> None:
+def _probe(
+    session: Session,
+    pairs: Sequence[tuple[str, str]],
+    options: CheckOptions,
+    aviary: Aviary | None,
+) -> None:
     """Send the check's prompts; vLLM's counters are read around those of pairs alone."""
     plan = session.running.prepared.plan
     if not plan.shares_kv:
@@ -266,6 +292,8 @@ def _probe(session: Session, pairs: Sequence[tuple[str, str]], options: CheckOpt
         check_alike(session)
         return
     measure_noise(session, sorted({name for pair in pairs for name in pair}), quick=options.quick)
+    if aviary and pairs:
+        aviary.look(session, pairs)
     before = session.reading()
     for producer, consumer in pairs:
         check_pair(session, producer, consumer, quick=options.quick)

@@ -37,6 +37,7 @@ _NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
 _UNSEEN_STORE_S = 1.0  # for a store that cannot be observed
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
+_BAD_REQUEST = 400
 USERS = 8  # of a burst
 # Prompts are made of the tokens of these letters. Many letters give many tokens, also if each byte
 # is a token: the KV of equal tokens is nearly the same, so that mixing them up would hardly show.
@@ -115,7 +116,7 @@ class Session:
         """Return the ids of `length` tokens that were never sent before."""
         return self._random.choices(self._tokens, k=length)
 
-    def ask(
+    def ask(  # noqa: PLR0913 - options of one request
         self,
         whom: str,
         prompt: Sequence[int],
@@ -124,6 +125,7 @@ class Session:
         salt: str = "",
         tokens: int = ANSWER_TOKENS,
         timeout_s: float | None = None,
+        blames: bool = True,
     ) -> Completion:
         """Complete a prompt greedily, and remember who did not answer.
 
@@ -133,6 +135,7 @@ class Session:
             tag: marks the keys of its KV, which only requests with this tag find.
             salt: keeps its KV out of the store and from other prompts.
             timeout_s: for this answer, where it may take longer than others.
+            blames: an answer other than 200 is the service's fault, not the prompt's.
 
         Raises:
             ApiError: no answer.
@@ -142,7 +145,7 @@ class Session:
         if whom == self.front or whom in self.consumers:
             with self._counting:
                 self.sent_tokens += len(prompt)
-        with self._blamed(whom):
+        with self._blamed(whom, prompt=not blames):
             answer = self._apis[whom].complete(
                 self._model, prompt, max_tokens=tokens, tag=tag, salt=salt, timeout_s=timeout_s
             )
@@ -272,10 +275,13 @@ class Session:
             time.sleep(_POLL_S)
 
     @contextmanager
-    def _blamed(self, whom: str) -> Iterator[None]:
+    def _blamed(self, whom: str, *, prompt: bool = False) -> Iterator[None]:
+        """Remember why a service did not answer, unless it only refused the prompt."""
         try:
             yield
         except ApiError as exc:
+            if prompt and exc.status == _BAD_REQUEST:
+                raise
             self.found.failed[whom] = str(exc)
             if isinstance(exc, TimedOut):
                 self._note_timeout(whom, exc)

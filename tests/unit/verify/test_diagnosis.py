@@ -285,6 +285,11 @@ CAUSE: dict[str, tuple[dict[str, Any], str, str]] = {
         "self_differs",
         "producer-0 answered a prompt from its own prefix cache differently",
     ),
+    "stale KV": (
+        {"stale": "the store has damaged KV", "emptying": "FLUSHDB"},
+        "stale_kv",
+        "the store has damaged KV",
+    ),
     "found by nobody": ({}, "not_found", "all compared settings agree"),
 }  # fmt: skip
 
@@ -315,7 +320,8 @@ ALONE = (
     "no room for a chunk", "the user's prompt is short", "redis gone", "an engine gone",
     "an engine anew", "denied a command", "denied the log-in", "redis says so", "read-only", "full",
     "corrupt values", "redis fails", "no room in the queue", "request failed", "router",
-    "no numbers", "a producer's own are none", "own cache", "wrong KV", "wrong KV of its own",
+    "no numbers", "a producer's own are none", "own cache", "stale KV",
+    "wrong KV", "wrong KV of its own",
     "evicted, and too small all the same", "LMCache's server hangs",
     "no shared memory for an engine that ended",
 )  # fmt: skip
@@ -326,6 +332,10 @@ def test_there_is_no_cause_if_nothing_failed(case: str) -> None:
     """Others may flush or evict, answers may leave early: no hit was lost by it."""
     changes, code, _ = CAUSE[case]
     assert codes(**changes) == ([code] if case in ALONE else [])
+
+
+def test_where_new_kv_is_wrong_too_the_age_of_old_kv_explains_nothing() -> None:
+    assert codes(stale="the store has damaged KV", mismatched=True) == ["kv_differs"]
 
 
 def test_a_healthy_stack_has_none() -> None:

@@ -62,7 +62,7 @@ CONTRACT: dict[str, Any] = {
 }
 EXTRAS = {
     "failures", "seconds", "turns", "decode_reuse", "burst", "counted", "others_requests", "vllm",
-    "prompts", "left_out", "second_tier",
+    "prompts", "left_out", "second_tier", "canaries",
 }  # fmt: skip
 
 

@@ -113,12 +113,13 @@ def test_a_stack_with_a_users_redis_starts_is_checked_and_ends(own: Own) -> None
     assert f"{mine} keys pdkit:pdkit:* stay in your Redis" in down_view(down)
     assert own.client().dbsize() == mine + 2
     assert lab.pids() == []
-    assert lab.files() == []
+    assert lab.files() == ["canaries/pdkit.json"], "the KV that the next check looks at stays, too"
 
     again = stop_stack(lab.home, "pdkit", lab.lines.append, volumes=True, url_file=own.file)
     assert not again.was_up
     assert f"removed from your Redis: {mine} keys" in down_view(again)
     assert sorted(own.client().keys()) == [b"other", b"pdkit:pdkit-2:1"]
+    assert lab.files() == []
 
 
 def _assert_private(own: Own) -> None:
@@ -141,7 +142,7 @@ def test_down_can_remove_what_the_stack_stored(own: Own) -> None:
     down = stop_stack(own.lab.home, "pdkit", own.lab.lines.append, volumes=True)
     assert down.left is not None
     assert down.left.removed
-    assert down.left.keys == 3, "a check leaves none of its own"
+    assert down.left.keys == 3 + 2, "a check leaves its canary of two chunks only"
     assert own.client().keys() == [b"other"]
 
 

@@ -1,0 +1,218 @@
+"""The check looks back: it asks for the prompts of earlier checks, whose KV stays in the store.
+
+Their record is a file, which outlives restarts, swaps and crashes as the KV does. It holds token
+ids and log-probabilities of random prompts, and no key, secret or text of a user.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deploy.planning.memory import ANSWER_TOKENS
+from deploy.runtime.engine_api import ApiError
+from deploy.runtime.home import write_private
+from deploy.runtime.own_files import read_json
+from deploy.verify.canaries import (
+    Canary,
+    CanaryFindings,
+    Look,
+    Present,
+    as_record,
+    from_record,
+    judged,
+    kept,
+)
+from deploy.workflows.check.probes import counting
+from deploy.workflows.check.session import Session
+from deploy.workflows.guard import mark
+from deploy.workflows.prepare import Report
+from deploy.workflows.running import RunningStack
+
+# Of a check, canaries times consumers: so many consumers that not each sees each are rare.
+_MOST_LOOKS = 16
+
+
+@dataclass
+class Aviary:
+    """A stack's canaries during one check.
+
+    Attributes:
+        file: their record.
+        identity: of the KV that engines store now: the seed of its keys.
+        canaries: those that are kept; the next check looks at them.
+        gone: those whose keys, if any are left, are to be removed.
+    """
+
+    file: Path
+    identity: str
+    canaries: list[Canary]
+    gone: list[Canary]
+
+    @classmethod
+    def of(cls, running: RunningStack, file: Path, report: Report) -> Aviary | None:
+        """Return a stack's canaries; None if no engine here tells which KV it stores."""
+        identity = identity_of(running)
+        if not identity:
+            return None
+        now = time.time()
+        recorded = recorded_canaries(file, report)
+        expired = [one for one in recorded if one.is_expired(now)]
+        return cls(file, identity, [one for one in recorded if one not in expired], expired)
+
+    def look(self, session: Session, pairs: Sequence[tuple[str, str]]) -> None:
+        """Have consumers load each canary's KV, and compare their answers with a fresh one."""
+        consumers = list(dict.fromkeys(consumer for _, consumer in pairs))
+        producers = list(dict.fromkeys(producer for producer, _ in pairs))
+        each = max(1, _MOST_LOOKS // max(1, len(self.canaries)))
+        offset = secrets.randbelow(len(consumers))
+        looks: list[Look] = []
+        for number, canary in enumerate(list(self.canaries)):
+            first = (offset + number * each) % len(consumers)
+            chosen = [*consumers[first:], *consumers[:first]][:each]
+            producer = producers[(offset + number) % len(producers)]
+            found = list(look_at(session, canary, producer, chosen, self.identity))
+            looks += found
+            self._note(canary, found)
+        session.found.canaries = CanaryFindings(
+            len(self.canaries) + sum(one.tag in {look.tag for look in looks} for one in self.gone),
+            looks,
+            tolerance=session.found.noise.tolerance,
+        )
+
+    def _note(self, canary: Canary, looks: Sequence[Look]) -> None:
+        """Drop a canary without KV; one of another identity may be found again after a rollback."""
+        outcomes = {look.outcome for look in looks}
+        if outcomes == {"evicted"}:
+            self.canaries.remove(canary)
+            self.gone.append(canary)
+        elif "other" in outcomes and self.identity not in canary.looked_under:
+            # An engine that consumes and produces has stored it anew.
+            under = (*canary.looked_under, self.identity)
+            self.canaries[self.canaries.index(canary)] = replace(canary, looked_under=under)
+
+    def leave(self, session: Session, pairs: Sequence[tuple[str, str]]) -> None:
+        """Have a producer compute a canary for later checks.
+
+        Only a check that found nothing wrong does: what it left would not be KV to compare with.
+        """
+        producers = list(dict.fromkeys(producer for producer, _ in pairs))
+        try:
+            left = leave(session, secrets.choice(producers), self.identity)
+        except ApiError:
+            return
+        if left is None:
+            return
+        self.canaries, over = kept([*self.canaries, left])
+        self.gone += over
+        if session.found.canaries:
+            session.found.canaries = replace(session.found.canaries, left=True)
+
+    def close(self, session: Session) -> None:
+        """Write the record, and remove the keys of the canaries that are not in it any more."""
+        if session.keys.tagged:
+            for canary in self.gone:
+                session.store.remove_marked(mark(canary.tag))
+        try:
+            write_canaries(self.file, self.canaries)
+        except OSError as exc:
+            session.report(f"warning: canaries cannot be recorded in {self.file}: {exc.strerror}")
+
+
+def leave(session: Session, producer: str, identity: str) -> Canary | None:
+    """Have a producer compute and store a new prompt, and return it with its answer.
+
+    None if the model's context has no room for a chunk, or if the prompt was not computed.
+
+    Raises:
+        ApiError: no answer.
+    """
+    chunk, room = session.chunk, session.limit - ANSWER_TOKENS
+    if room < chunk:
+        return None
+    prompt = session.fresh(min(2 * chunk + chunk // 4, room))
+    name = f"canary-{secrets.token_hex(6)}"
+    answer = session.ask(producer, prompt, tag=name if session.keys.tagged else "")
+    if answer.cached_tokens:
+        return None
+    running = session.running
+    vllm, lmcache = running.prepared.facts.versions
+    model = running.prepared.plan.model.version
+    return Canary(
+        name, time.time(), identity, model, session.version or vllm or "", lmcache or "", producer,
+        prompt, answer,
+    )  # fmt: skip
+
+
+def look_at(
+    session: Session, canary: Canary, producer: str, consumers: Sequence[str], identity: str
+) -> Iterator[Look]:
+    """Have consumers load a canary's KV, and yield how each answers beside a fresh computation.
+
+    Nothing is yielded if the present model cannot be asked for its prompt.
+    """
+    if len(canary.prompt) + ANSWER_TOKENS > session.limit:
+        return
+    try:
+        fresh = session.ask(producer, canary.prompt, salt=session.keys.new_salt(), blames=False)
+    except ApiError:
+        return  # tokens that this model does not have; or a dead engine, which is noted
+    if fresh.cached_tokens:
+        session.found.not_recomputed.add(producer)
+        return
+    present = Present(identity, time.time(), session.found.noise.tolerance)
+    tag = canary.tag if session.keys.tagged else ""
+    for consumer in consumers:
+        try:
+            answer, counted = counting(session, consumer, canary.prompt, tag=tag)
+        except ApiError:
+            yield Look(canary.tag, present.age_s(canary), consumer, "silent")
+            continue
+        reused = counted.external_hits, counted.local_hits
+        yield judged(canary, present, consumer, fresh=fresh, answer=answer, reused=reused)
+
+
+def recorded_canaries(file: Path, report: Report) -> list[Canary]:
+    """Return the canaries of a record; what of it is damaged is left out, with a line."""
+    try:
+        found, damaged = from_record(read_json(file))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as exc:
+        report(f"warning: the record of canaries is damaged and starts anew: {file} ({exc})")
+        return []
+    if damaged:
+        report(f"warning: {damaged} canaries of {file} are damaged and left out")
+    return found
+
+
+def write_canaries(file: Path, canaries: Sequence[Canary]) -> None:
+    """Replace the record in one step; remove it if there are none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not canaries:
+        file.unlink(missing_ok=True)
+        return
+    new = file.with_suffix(".tmp")
+    write_private(new, json.dumps(as_record(canaries)))
+    new.replace(file)
+
+
+def identity_of(running: RunningStack) -> str:
+    """Return the seed that engines here really run with; "" if none tells.
+
+    Not the plan's, since a newer kit may plan another one for engines that still run.
+    """
+    launcher = running.launcher
+    for engine in running.prepared.plan.engines:
+        record = running.state.services.get(engine.name)
+        seed = launcher.environment(record).get("PYTHONHASHSEED", "") if record else ""
+        if seed:
+            return seed
+    return ""

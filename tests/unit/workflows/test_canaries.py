@@ -1,0 +1,300 @@
+"""Checks that look back, on stacks of stand-ins: canaries left, found, gone, stale and damaged."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from deploy.output.check_view import check_view
+from deploy.verify.canaries import MOST, as_record
+from deploy.verify.report import CheckReport
+from deploy.workflows.check import CheckOptions, canaries, check_stack
+from deploy.workflows.check.canaries import identity_of, recorded_canaries
+from deploy.workflows.down import stop_stack
+from deploy.workflows.evidence import emptying_the_store
+from deploy.workflows.running import RunningStack, require_stack
+from tests.unit.workflows.conftest import SMALL, Lab, opened
+
+DAY = 86400.0
+CHUNKS = 2  # of a canary
+
+
+@pytest.fixture
+def up(lab: Lab) -> Iterator[Lab]:
+    """A stack without prefix caches, so that each look loads from Redis."""
+    engine = {**SMALL["engine"], "args": ["--no-enable-prefix-caching"]}
+    lab.up(lab.spec(engine=engine))
+    yield lab
+    stop_stack(lab.home, "pdkit", lab.lines.append)
+
+
+def check(lab: Lab, *, quick: bool = True) -> CheckReport:
+    return check_stack(lab.home, "pdkit", lab.lines.append, CheckOptions(quick=quick))
+
+
+def file_of(lab: Lab) -> Path:
+    return lab.home.canaries_file("pdkit")
+
+
+def store(lab: Lab) -> redis.Redis:
+    files = lab.home.stack("pdkit")
+    password = (files.secrets_dir / "redis_password").read_text().strip()
+    return redis.Redis(unix_socket_path=f"{files.temp_dir}/redis.sock", password=password)
+
+
+def edited(lab: Lab, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Edit each recorded canary."""
+    raw = json.loads(file_of(lab).read_text())
+    for one in raw["canaries"]:
+        edit(one)
+    file_of(lab).write_text(json.dumps(raw))
+
+
+def outcomes(report: CheckReport) -> list[str]:
+    assert report.canaries is not None
+    return [look.outcome for look in report.canaries.looks]
+
+
+def causes(report: CheckReport) -> list[str]:
+    return [cause.code for cause in report.diagnosis]
+
+
+def test_each_check_leaves_a_canary_and_the_next_ones_look_at_it(up: Lab) -> None:
+    first = check(up)
+    assert first.passed, first.failures
+    assert first.canaries is not None
+    assert (first.canaries.known, first.canaries.left) == (0, True)
+    assert stat.S_IMODE(file_of(up).stat().st_mode) == 0o600
+    second = check(up, quick=False)
+    assert second.passed, second.failures
+    assert outcomes(second) == ["same"]
+    assert second.canaries is not None
+    assert second.canaries.looks[0].loaded == CHUNKS * 64
+    assert "Canaries: 1, of " in check_view(second)
+    data = second.as_dict()["canaries"]
+    assert (data["known"], data["same"], data["evicted"], data["left"]) == (1, 1, 0, True)
+    assert second.store is not None
+    assert second.store.keys_before == CHUNKS
+    assert second.store.keys_removed == (second.store.keys_after or 0) - CHUNKS
+
+
+def test_a_few_stay_the_oldest_among_them_and_their_keys_do_not_pile_up(up: Lab) -> None:
+    for _ in range(MOST + 2):
+        assert check(up).passed
+    kept = recorded_canaries(file_of(up), up.lines.append)
+    assert len(kept) == MOST
+    assert store(up).dbsize() == MOST * CHUNKS
+    report = check(up)
+    assert outcomes(report) == ["same"] * MOST
+    assert recorded_canaries(file_of(up), up.lines.append)[0] == kept[0]
+
+
+def test_a_pair_of_each_consumer_looks(served: Lab) -> None:
+    assert check(served).passed
+    report = check(served)
+    assert report.canaries is not None
+    assert {look.consumer for look in report.canaries.looks} == {"consumer-0", "consumer-1"}
+    again = check(served)
+    assert again.passed
+    assert again.canaries is not None
+    held = [look for look in again.canaries.looks if look.held]
+    assert held, "what a consumer has in its own cache it has compared before"
+    assert all(look.outcome == "same" for look in held)
+
+
+def test_kv_that_answers_otherwise_fails_the_check_and_is_named(up: Lab) -> None:
+    check(up)
+    since = recorded_canaries(file_of(up), up.lines.append)[0].left_at
+
+    def age(one: dict[str, Any]) -> None:
+        one["left_at"] = since - 3 * DAY
+
+    edited(up, age)
+    report = wrong_only_for_canaries(up)
+    assert not report.passed
+    assert outcomes(report) == ["damaged"]
+    (failure,) = report.failures
+    assert "consumer-0 answers from stale KV: a check stored it 3 days ago" in failure
+    assert "the stored KV was damaged" in failure
+    assert causes(report) == ["stale_kv"]
+    assert report.diagnosis[0].hint.startswith("deploy down --name pdkit, then deploy up")
+    assert report.items["canaries"] == [failure]
+    assert "Canaries: 1, of 3 days ago: 1 answered otherwise" in check_view(report)
+    assert report.canaries is not None
+    assert not report.canaries.left, "what a failed check computed is nothing to compare with"
+    assert len(recorded_canaries(file_of(up), up.lines.append)) == 1, "the next check fails, too"
+
+
+def test_engines_that_compute_otherwise_than_then_make_it_kv_of_an_older_model(up: Lab) -> None:
+    check(up)
+
+    def of_other_weights(one: dict[str, Any]) -> None:
+        one["tokens"] = [f"token_id:{300 + step}" for step in range(len(one["tokens"]))]
+        one["top_logprobs"] = [{token: -0.1} for token in one["tokens"]]
+
+    edited(up, of_other_weights)
+    report = wrong_only_for_canaries(up)
+    assert outcomes(report) == ["outdated"]
+    assert "KV of an older model or version" in report.failures[0]
+
+
+def wrong_only_for_canaries(lab: Lab) -> CheckReport:
+    """Run a check whose consumers load wrong KV while they are asked for canaries."""
+    look = canaries.look_at
+
+    def damaged(*args: Any, **options: Any) -> Iterator[Any]:
+        lab.faults.write_text("consumer:wrong-kv")
+        yield from look(*args, **options)
+        lab.faults.unlink()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(canaries, "look_at", damaged)
+        return check(lab)
+
+
+def test_where_new_kv_is_wrong_too_its_age_is_not_the_cause(up: Lab) -> None:
+    check(up)
+    up.faults.write_text("consumer:wrong-kv")
+    report = check(up)
+    assert "kv_differs" in causes(report) and "stale_kv" not in causes(report)
+    assert any("stale KV" in failure for failure in report.failures)
+
+
+def test_evicted_kv_is_no_failure(up: Lab) -> None:
+    check(up)
+    check(up)
+    first = recorded_canaries(file_of(up), up.lines.append)[0]
+    client = store(up)
+    client.unlink(*client.keys(f"*{first.tag}*"))
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["evicted", "same"]
+    assert "Canaries: 1, of " in check_view(report)
+    assert "1 of 2 evicted" in check_view(report)
+    assert first not in recorded_canaries(file_of(up), up.lines.append)
+    client.flushall()
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["evicted", "evicted"]
+
+
+def test_kv_of_another_identity_is_no_failure_unless_it_is_loaded(up: Lab) -> None:
+    check(up)
+
+    def other(one: dict[str, Any]) -> None:
+        one["identity"] = "17"
+
+    edited(up, other)
+    report = check(up)
+    assert outcomes(report) == ["foreign"], "its tokens are loaded all the same"
+    assert "another identity" in report.failures[0]
+    assert causes(report) == ["stale_kv"]
+    store(up).flushall()
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["other"]
+    assert "1 of 1 with KV of another identity" in check_view(report)
+    kept = recorded_canaries(file_of(up), up.lines.append)
+    assert kept[0].identity == "17", "a rollback may find it again"
+    assert kept[0].looked_under == [identity_of(require_stack(up.home, "pdkit"))]
+
+
+def test_an_expired_canary_is_dropped_with_its_keys(up: Lab) -> None:
+    check(up)
+
+    def old(one: dict[str, Any]) -> None:
+        one["left_at"] -= 15 * DAY
+
+    edited(up, old)
+    (expired,) = recorded_canaries(file_of(up), up.lines.append)
+    report = check(up)
+    assert report.passed
+    assert outcomes(report) == []
+    assert store(up).keys(f"*{expired.tag}*") == []
+    assert len(store(up).keys("*canary-*")) == CHUNKS
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"format": 7}', "null", "\xff"])
+def test_a_damaged_record_is_dropped_with_a_line(up: Lab, text: str) -> None:
+    check(up)
+    file_of(up).write_bytes(text.encode("latin-1"))
+    report = check(up)
+    assert report.passed, report.failures
+    assert any("the record of canaries is damaged" in line for line in up.lines)
+    assert len(recorded_canaries(file_of(up), up.lines.append)) == 1
+
+
+def test_a_damaged_canary_is_dropped_with_a_line_and_a_record_in_the_way_is_no_trap(
+    up: Lab,
+) -> None:
+    check(up)
+    raw = as_record(recorded_canaries(file_of(up), up.lines.append))
+    raw["canaries"].append({"tag": "*"})
+    file_of(up).write_text(json.dumps(raw))
+    assert outcomes(check(up)) == ["same"]
+    assert any("1 canaries of" in line and "left out" in line for line in up.lines)
+    file_of(up).unlink()
+    file_of(up).mkdir()
+    report = check(up)
+    assert report.passed
+    assert any("cannot be recorded" in line for line in up.lines)
+
+
+def test_a_prompt_that_the_present_model_cannot_have_is_skipped(up: Lab) -> None:
+    check(up)
+
+    def long(one: dict[str, Any]) -> None:
+        one["prompt"] *= 10
+
+    edited(up, long)
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == []
+
+
+def test_a_killed_checks_guard_leaves_canaries(up: Lab) -> None:
+    from deploy.workflows.guard import remove_keys
+
+    check(up)
+    remove_keys(require_stack(up.home, "pdkit"), "check-")
+    assert outcomes(check(up)) == ["same"]
+
+
+def test_down_forgets_what_its_own_redis_held(up: Lab) -> None:
+    check(up)
+    stop_stack(up.home, "pdkit", up.lines.append)
+    assert not file_of(up).exists()
+
+
+def test_engines_that_share_no_kv_have_no_canaries(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with opened(tmp_path_factory.mktemp("alone")) as lab:
+        lab.up(lab.spec(topology="2a"))
+        try:
+            report = check(lab)
+        finally:
+            stop_stack(lab.home, "pdkit", lab.lines.append)
+    assert report.canaries is None
+    assert report.as_dict()["canaries"] is None
+
+
+def test_the_commands_of_the_hint_empty_the_store(up: Lab) -> None:
+    running = require_stack(up.home, "pdkit")
+    assert emptying_the_store(running).startswith("deploy down --name pdkit, then deploy up")
+
+    def with_own_redis(**redis: str) -> RunningStack:
+        spec = running.prepared.plan.spec
+        own = spec.model_copy(update={"redis": spec.redis.model_copy(update=redis)})
+        plan = replace(running.prepared.plan, spec=own, user_redis=True)
+        return replace(running, prepared=replace(running.prepared, plan=plan))
+
+    assert emptying_the_store(with_own_redis()).startswith("deploy down --volumes --name pdkit, ")
+    assert "FLUSHDB" in emptying_the_store(with_own_redis(client="lmcache"))
