@@ -213,3 +213,57 @@ def _must(row: Row) -> str:
 
 def _number(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.3f}"
+
+
+OLD_CHECKS = "whole checks"
+_OLDER_HEADING = "## KV older than the model\n"
+_OLDER = """{heading}
+
+`python -m bench.check_power.older --connector CONNECTOR --trials {trials} --record RECORD`, once for
+each connector, measured this; with `--results FILE` it writes this section. {date}.
+
+{machine}
+
+Every prompt above is new, and says nothing of KV that an older computation left.
+[Canaries](../explanation/check.md#kv-of-earlier-checks) do. Here the check's own code leaves them,
+the engines are started again with other weights and, against the kit's refusal, with the same keys,
+and the check's own code looks at each. A trial counts as noticed if stored KV answers otherwise
+than a fresh computation. "x % noise" multiplies each weight with 1 + x % of a normal number, like a
+small fine-tune; no rate is required of it. "{checks}" are `deploy check --quick` with canaries of
+before a restart, one restart before every ten of them; their differences are those of canaries that
+were loaded.
+
+{table}
+"""
+
+
+def older_table(found: Sequence[Any]) -> str:
+    """Return canaries after each change of weights as a Markdown table."""
+    lines = [
+        "| KV by | weights | noticed | difference: lowest | median | highest | s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        ranked = row.differences or [0.0]
+        low, middle, high = map(_number, (ranked[0], ranked[len(ranked) // 2], ranked[-1]))
+        missed = "" if row.holds else ": **missed**"
+        lines.append(
+            f"| {row.stored}, {row.dtype} | {row.change} | {row.noticed} of {row.looked}{missed} "
+            f"| {low} | {middle} | {high} | {row.seconds:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def with_older(page: str, found: Sequence[Any]) -> str:
+    """Return a page of results with its section on KV older than the model replaced, or added."""
+    before, heading, after = page.partition(_OLDER_HEADING)
+    _, next_heading, rest = after.partition("\n## ") if heading else ("", "", "")
+    section = _OLDER.format(
+        heading=_OLDER_HEADING.rstrip(),
+        trials=max((row.looked for row in found if row.change != OLD_CHECKS), default=0),
+        date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
+        machine=machine("as installed"),
+        checks=OLD_CHECKS,
+        table=older_table(found),
+    )
+    return f"{before.rstrip()}\n\n{section}{next_heading}{rest}"
