@@ -1,5 +1,5 @@
-"""Write the generated pages of the reference: `docs/reference/cli.md`, the tables of fields in
-`docs/reference/configuration.md`, the schemas in `docs/reference/schemas`, and
+"""Write the generated pages of the reference: `docs/reference/cli.md`, `kv-identity.md`, the tables
+of fields in `docs/reference/configuration.md`, the schemas in `docs/reference/schemas`, and
 `deploy.example.yaml`.
 
 The first comes from the commands and the errors, the second and the last from the spec, the schemas
@@ -26,12 +26,14 @@ from deploy.benchmark.results import Result
 from deploy.benchmark.sweep import Sweep
 from deploy.cli import options
 from deploy.cli.commands import whole_app
+from deploy.config.engine_inputs import ARGUMENTS, VARIABLES
 from deploy.config.example import example_yaml
 from deploy.config.settings import SettingGroup, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
 from deploy.config.spec import StackSpec
 from deploy.output.contract.schema import file_names, schema_for
 from deploy.output.contract.schema import page as json_page
+from deploy.stack import kv_identity
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 EXAMPLE = "../../deploy.example.yaml"
@@ -62,11 +64,58 @@ def pages(root: Any, spec: type[BaseModel]) -> dict[str, str]:
         "schemas/sweep.json": json.dumps(Sweep.model_json_schema(), indent=1) + "\n",
         EXAMPLE: example_yaml(),
         "json.md": json_page(),
+        "kv-identity.md": kv_identity_page(),
         **{
             f"schemas/commands/{name}": json.dumps(schema_for(command), indent=1) + "\n"
             for name, command in file_names().items()
         },
     }
+
+
+def kv_identity_page() -> str:
+    """Return the page of what decides the keys of KV, and of what does not."""
+    rows = ((f"`{name}`", row.why, row.taken_from) for name, row in kv_identity.ROWS.items())
+    parts = [
+        _KV_HEAD,
+        _table(("row", "why it separates KV", "where it is taken"), rows),
+        _KV_ENGINES,
+        "## What does not change KV",
+        _KV_LEFT_OUT,
+        _table(("why two values mean the same KV", "names"), _unrelated()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_KV_HEAD = """<!-- Generated from deploy/stack/kv_identity.py and deploy/config/engine_inputs.py:
+     do not edit, run python scripts/reference.py -->
+
+# Identity of KV
+
+Engines load KV that other engines stored, so the keys of KV must differ wherever its bytes mean
+something else. pdkit makes the identity of a stack's KV from the rows below. Their digest is
+the hash seed of the engines (`PYTHONHASHSEED`) and part of every key: `pdkit:NAME:DIGEST:...`.
+If a row changes, engines find none of the old KV and compute prompts again; the old KV stays
+until Redis drops it, and is found again if the row changes back."""
+_KV_ENGINES = """\
+All hosts of a stack need the same identity; `deploy up` compares it with the engines of
+`router.engines`.
+
+Engines that run as processes do not inherit variables of your shell that change numbers:
+`VLLM_*`, `LMCACHE_*`, and those of the libraries below vLLM, such as `NVIDIA_TF32_OVERRIDE` and
+`ONEDNN_DEFAULT_FPMATH_MODE`. `deploy up` names each that it leaves out. To pass one on, set it
+in `engine.env`; then it is in the identity."""
+_KV_LEFT_OUT = """\
+These arguments and variables may differ without separating KV, whether the plan or you set
+them. Everything else that engines are given separates KV, known to pdkit or not, unless it is
+refused. An abbreviated argument counts as unknown."""
+
+
+def _unrelated() -> Iterator[tuple[str, str]]:
+    reasons: dict[str, list[str]] = {}
+    for name, row in sorted({**ARGUMENTS, **VARIABLES}.items()):
+        if row.unrelated:
+            reasons.setdefault(row.unrelated, []).append(f"`{name}`")
+    return ((reason, " ".join(names)) for reason, names in sorted(reasons.items()))
 
 
 def cli_page(root: Any) -> str:

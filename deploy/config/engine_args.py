@@ -12,18 +12,26 @@ _DECIMAL = {"k": 10**3, "m": 10**6}
 _BINARY = {"": 1, "K": 2**10, "M": 2**20}
 
 
-def options(args: Sequence[str]) -> dict[str, str]:
-    """Return each option, with dashes for underscores, and its value: "" for a flag alone."""
-    found: dict[str, str] = {}
-    option = ""
+def grouped(args: Sequence[str]) -> list[list[str]]:
+    """Return each option, with dashes for underscores, and its values, in their order.
+
+    What precedes the first option is a group of its own.
+    """
+    groups: list[list[str]] = []
     for argument in args:
         if argument.startswith("--"):
-            name, _, value = argument.partition("=")
-            option = name.replace("_", "-")
-            found[option] = value
-        elif option and not found[option]:
-            found[option] = argument
-    return found
+            name, equals, value = argument.partition("=")
+            groups.append([name.replace("_", "-"), *([value] if equals else ())])
+        elif not groups or re.match(r"-[a-z]", argument):
+            groups.append([argument])
+        else:
+            groups[-1].append(argument)
+    return groups
+
+
+def options(args: Sequence[str]) -> dict[str, str]:
+    """Return each option, with dashes for underscores, and its value: "" for a flag alone."""
+    return {name: (values or [""])[0] for name, *values in grouped(args) if name.startswith("--")}
 
 
 def batched_tokens(args: Sequence[str]) -> int | None:

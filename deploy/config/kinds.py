@@ -17,6 +17,18 @@ _STATE_KEYS = (
     "attn_layer_period", "hybrid_override_pattern", "linear_attn_config", "linear_num_key_heads",
     "mamba_d_state", "ssm_cfg", "ssm_state_size", "state_size",
 )  # fmt: skip
+# Classes of vLLM that do not read the engine's maximum length, and rotate by the usual code.
+_USUAL_CLASSES = frozenset({
+    "Gemma2ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+})  # fmt: skip
+_USUAL_TYPES = frozenset({
+    "gemma", "gemma2", "granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_moe",
+})  # fmt: skip
+# Rotations whose frequencies follow from config.json alone. Not `dynamic` and not `longrope`.
+_FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 _LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")
 
 
@@ -28,11 +40,13 @@ class Kind:
         window: sliding window of every layer; None if a layer has full attention.
         state: the config entry by which layers keep a state instead of KV; "" if there is none.
         mla: K and V of all heads are computed from one row per token.
+        fixed_positions: K and V of a position do not depend on the engine's maximum length.
     """
 
     window: int | None = None
     state: str = ""
     mla: bool = False
+    fixed_positions: bool = False
 
 
 PLAIN = Kind()
@@ -41,7 +55,12 @@ PLAIN = Kind()
 def kind_of(config: Mapping[str, Any]) -> Kind:
     """Return the kind that a config.json describes; multimodal ones nest their language model."""
     text = config.get("text_config") or config
-    return Kind(_window_of_all(text), _state_of(text), bool(text.get("kv_lora_rank")))
+    return Kind(
+        _window_of_all(text),
+        _state_of(text),
+        bool(text.get("kv_lora_rank")),
+        _has_fixed_positions(config),
+    )
 
 
 def _window_of_all(text: Mapping[str, Any]) -> int | None:
@@ -52,6 +71,28 @@ def _window_of_all(text: Mapping[str, Any]) -> int | None:
     if layers:
         return int(window) if set(layers) == {"sliding_attention"} else None
     return int(window) if text.get("model_type") in _WINDOWED else None
+
+
+def _has_fixed_positions(config: Mapping[str, Any]) -> bool:
+    """Tell whether positions are known not to depend on the maximum length; in doubt they may."""
+    classes = set(strings(config.get("architectures")))
+    other_code = ("auto_map", "text_config", "dual_chunk_attention_config")
+    return (
+        bool(classes)
+        and classes <= _USUAL_CLASSES
+        and config.get("model_type") in _USUAL_TYPES
+        and not any(config.get(key) for key in other_code)
+        and all(_is_fixed(config.get(key) or {}) for key in ("rope_scaling", "rope_parameters"))
+    )
+
+
+def _is_fixed(rotation: object) -> bool:
+    """Tell whether a rotation follows from its own entries; older files call its kind `type`."""
+    if not isinstance(rotation, dict) or any(isinstance(one, dict) for one in rotation.values()):
+        return False
+    names = [rotation.get(key, "default") for key in ("rope_type", "type")]
+    usual = all(isinstance(name, str) and name in _FIXED_ROTATIONS for name in names)
+    return usual and "mrope_section" not in rotation and not rotation.get("use_fope")
 
 
 def _state_of(text: Mapping[str, Any]) -> str:

@@ -238,7 +238,7 @@ def make_plan(
     block_size = spec.engine.block_size or vendor.block_size
     check_spec(spec, model, block_size, topology)
     if not restored:
-        check_engine_settings(spec)
+        check_engine_settings(spec, shares_kv=topology.redis)
     check_kind(spec, model, vendor, inventory)
     gpus = allot(inventory, vendor, engines=topology.engines, ranks=spec.tp, needed=need.needed)
     memory = gpu_memory(gpus, spec.engine.gpu_memory)

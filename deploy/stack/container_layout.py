@@ -98,7 +98,7 @@ class ContainerLayout:
     router_dir = ROUTER
 
     @property
-    def image_identity(self) -> str:
+    def software_identity(self) -> str:
         return f"{self.images.engine} {self.images.engine_id}".strip()
 
     @property

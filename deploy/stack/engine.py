@@ -38,7 +38,7 @@ def engine_argv(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str) 
 def planned_argv(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str) -> tuple[str, ...]:
     """Return the arguments without the user's own.
 
-    Each is in the seed of the KV's keys, unless `deploy.stack.namespace` names it as an exception.
+    Each is in the identity of the KV, unless `deploy.config.engine_inputs` has a reason against it.
     """
     place = layout.engine(engine)
     return (
@@ -127,8 +127,7 @@ def engine_env(
 ) -> dict[str, str]:
     """Return what is set on top of the environment the engine is started from.
 
-    Each variable is in the seed of the KV's keys, unless `deploy.stack.namespace` names it as an
-    exception.
+    Each is in the identity of the KV, unless `deploy.config.engine_inputs` has a reason against it.
 
     Args:
         lmcache_file: its LMCache configuration; "" if engines have none.

@@ -102,8 +102,8 @@ class Layout(Protocol):
         """Where services see the folder of rules and dashboards."""
 
     @property
-    def image_identity(self) -> str:
-        """What tells one engine image from another; "" for processes."""
+    def software_identity(self) -> str:
+        """What tells one software of engines from another: image, or versions for processes."""
 
     def redis(self, shard: RedisPlan) -> Endpoint:
         """Return where a Redis server listens."""

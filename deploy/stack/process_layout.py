@@ -15,6 +15,9 @@ from deploy.planning.redis import RedisPlan
 from deploy.stack.layout import DRAINED, LOOPBACK, WILDCARDS, Endpoint, FilePlace
 from deploy.stack.service import Service
 
+# Where a plan is only shown: engines may not be installed yet.
+UNKNOWN_VERSION = "unknown until engines are here"
+
 
 @dataclass(frozen=True)
 class ProcessLayout:
@@ -27,6 +30,7 @@ class ProcessLayout:
         engine_program, router_program: the interpreter that has vLLM, LMCache and the router.
         hub_cache, hub_token: a folder for models of the hub, and a file with a token, where the
             user names them.
+        versions: of vLLM and LMCache in the engines' Python, as far as they are known.
     """
 
     run_dir: Path
@@ -40,8 +44,12 @@ class ProcessLayout:
     hub_token: Path | None = None
     prometheus_program: str = ""
     grafana_program: str = ""
+    versions: tuple[str | None, str | None] = (None, None)
 
-    image_identity = ""
+    @property
+    def software_identity(self) -> str:
+        vllm, lmcache = (version or UNKNOWN_VERSION for version in self.versions)
+        return f"vLLM {vllm}, LMCache {lmcache}"
 
     @property
     def monitoring_dir(self) -> str:

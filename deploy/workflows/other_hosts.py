@@ -11,8 +11,8 @@ from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import REFUSED, ApiError, EngineApi
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.runtime.whole_page import whole_page
+from deploy.stack.kv_identity import kv_namespace
 from deploy.stack.layout import ENGINE_KEY
-from deploy.stack.namespace import kv_namespace
 from deploy.stack.service import Service
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.running import RunningStack
@@ -103,9 +103,9 @@ def _differences(
         yield (
             f"keeps its KV under {theirs}, this host under {ours}: they would never find each "
             "other's",
-            "use the same pdkit version, name, model (and its path), vendor, tp and settings of "
-            "engine and lmcache on all hosts; deploy plan on each shows them (a context that "
-            "follows from memory can differ: set engine.max_model_len)",
+            "use the same versions of pdkit, vLLM and LMCache, and the same name, model files, "
+            "vendor, tp and settings of engine and lmcache on all hosts; deploy plan on each shows "
+            "them (a context that follows from memory can differ: set engine.max_model_len)",
         )
 
 

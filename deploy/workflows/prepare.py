@@ -95,7 +95,9 @@ class Prepared:
 
     def with_facts(self, facts: Facts, home: Home) -> Prepared:
         """Return the same plan with other contents of its images, on which no number depends."""
-        layout = facts.software.layout(self.plan.spec, home, self.model, installed_kit())
+        layout = facts.software.layout(
+            self.plan.spec, home, self.model, installed_kit(), versions=facts.versions
+        )
         return replace(self, facts=facts, layout=layout)
 
     @property
@@ -159,7 +161,9 @@ def prepare(
                 update={"model": model.ref}
             )  # an absolute path, valid from any folder
     plan = make_plan(settled, model, facts.inventory, restored=connector is not None)
-    layout = facts.software.layout(settled, home, model, kit or installed_kit())
+    layout = facts.software.layout(
+        settled, home, model, kit or installed_kit(), versions=facts.versions
+    )
     return Prepared(spec, facts, model, plan, layout, last_measured(home, plan))
 
 

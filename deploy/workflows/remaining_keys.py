@@ -9,8 +9,8 @@ from pathlib import Path
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.runtime.secrets import read_secret_file, read_secrets
 from deploy.runtime.url_store import UrlStore
+from deploy.stack.kv_identity import key_prefix
 from deploy.stack.layout import REDIS_URL
-from deploy.stack.namespace import key_prefix
 
 _COUNT_S = 3.0
 

@@ -52,8 +52,19 @@ class Programs:
     def require_visible(self, model: Model) -> None:
         """Do nothing: processes see what the user sees."""
 
-    def layout(self, spec: SettledSpec, home: Home, model: Model, kit: Kit) -> Layout:  # noqa: ARG002
-        """Return where services find their files and each other."""
+    def layout(
+        self,
+        spec: SettledSpec,
+        home: Home,
+        model: Model,  # noqa: ARG002
+        kit: Kit,
+        *,
+        versions: tuple[str | None, str | None] = (None, None),
+    ) -> Layout:
+        """Return where services find their files and each other.
+
+        `versions` are those of vLLM and LMCache in the engines' Python, as far as they are known.
+        """
         from deploy.stack.process_layout import ProcessLayout
 
         if spec.image is not None:
@@ -76,6 +87,7 @@ class Programs:
             hub_token=spec.hf_token_file,
             prometheus_program=self.prometheus,
             grafana_program=self.grafana,
+            versions=versions,
         )
 
 
@@ -139,7 +151,15 @@ class Containers:
                     note="to use a model in the Hugging Face cache",
                 )
 
-    def layout(self, spec: SettledSpec, home: Home, model: Model, kit: Kit) -> Layout:
+    def layout(
+        self,
+        spec: SettledSpec,
+        home: Home,
+        model: Model,
+        kit: Kit,
+        *,
+        versions: tuple[str | None, str | None] = (None, None),  # noqa: ARG002 - the image has its own
+    ) -> Layout:
         """Return where services find their files and each other."""
         from deploy.stack.container_layout import ContainerLayout
         from deploy.stack.visible_secrets import refuse_visible_secrets

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 
+from deploy.config.engine_inputs import refused_variable
 from deploy.config.runtimes import RUNTIMES
 from deploy.errors import PdkitError, StackUnhealthy
-from deploy.planning.engine_settings import refused_variable
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.planning.notes import smaller
 from deploy.runtime.engine_api import REFUSED, EngineApi

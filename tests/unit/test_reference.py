@@ -20,12 +20,15 @@ from pydantic import Field, create_model
 from typer.main import get_command
 
 from deploy.cli.commands import whole_app
+from deploy.config.engine_inputs import ARGUMENTS, VARIABLES
 from deploy.config.spec import StackSpec
 from deploy.errors import MachineError, PdkitError
 from deploy.output.contract.schema import field_meanings, file_names, schema_for
+from deploy.stack.kv_identity import ROWS
 
 PAGES = (
-    "cli.md", "configuration.md", "json.md", "schemas/bench.json", "schemas/sweep.json",
+    "cli.md", "configuration.md", "json.md", "kv-identity.md",
+    "schemas/bench.json", "schemas/sweep.json",
     *(f"schemas/commands/{name}" for name in file_names()), "../../deploy.example.yaml",
 )  # fmt: skip
 
@@ -140,6 +143,16 @@ class TestCommands:
     def test_defaults_and_ranges_are_there(self, reference: Any, root: Any) -> None:
         (line,) = [row for row in reference.cli_page(root).splitlines() if "--lines" in row]
         assert "[default: 50; x>=0]" in line
+
+
+class TestIdentity:
+    def test_every_row_and_every_exception_is_there(self, reference: Any) -> None:
+        page = reference.kv_identity_page()
+        for name, row in ROWS.items():
+            assert f"| `{name}` | {row.why} | {row.taken_from} |" in page
+        table = page.partition("## What does not change KV")[2]
+        for name, row in {**ARGUMENTS, **VARIABLES}.items():
+            assert (f"`{name}`" in table) is bool(row.unrelated), name
 
 
 class TestErrors:

@@ -150,3 +150,34 @@ class TestArguments:
     )
     def test_others_are_passed_on(self, plan: Callable[..., Plan], args: list[str]) -> None:
         assert plan(engine={"args": args}).engines
+
+
+class TestScalesOfAnEnginesOwn:
+    """Each engine would take its KV's scales from its own first batch, and misread others' KV."""
+
+    @pytest.mark.parametrize(
+        "argument",
+        ["--calculate-kv-scales", "--calculate_kv_scales", "--calc", "--calculate-kv-s",
+         "--calculate-kv-scales=true"],
+    )  # fmt: skip
+    @pytest.mark.parametrize("topology", ["1p1d", "2a+redis"])
+    def test_they_are_refused_where_engines_share_kv(
+        self, plan: Callable[..., Plan], argument: str, topology: str
+    ) -> None:
+        with pytest.raises(ConfigError) as caught:
+            plan(topology=topology, engine={"args": ["--kv-cache-dtype", "fp8", argument]})
+        assert "first batch" in caught.value.message
+        assert "--topology 1a" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"topology": "1a", "engine": {"args": ["--calculate-kv-scales"]}},
+            {"topology": "1p1d", "engine": {"args": ["--no-calculate-kv-scales"]}},
+            {"topology": "1p1d", "engine": {"args": ["--no_calculate_kv_scales"]}},
+        ],
+    )
+    def test_they_are_allowed_where_nothing_can_be_misread(
+        self, plan: Callable[..., Plan], fields: dict[str, Any]
+    ) -> None:
+        assert plan(**fields).engines

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from deploy.config.engine_inputs import refused_variable
 from deploy.config.vendors import VENDORS
 from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE, files_digest
 from deploy.errors import ConfigError
-from deploy.planning.engine_settings import refused_variable
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.workflows.prepare import Prepared
 from tests.unit.stack.cases import FOLDER_MODEL
