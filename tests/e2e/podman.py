@@ -67,6 +67,7 @@ IGNORED = {
     "containers.readinessProbe": "asked here instead, as startup and liveness probes are",
     "containers.resources.requests.cpu": "one node",
     "containers.startupProbe": "as readiness probes",
+    "containers.terminationMessagePolicy": "podman keeps no message of a container's end",
     "enableServiceLinks": "no such variables",
     "nodeSelector": "one node",
     "securityContext.fsGroupChangePolicy": "podman changes no group",

@@ -25,6 +25,7 @@ from pdkit_connector.log import get_logger
 from pdkit_connector.log_files import bound_logs
 from pdkit_connector.metrics import EngineCollector
 from pdkit_connector.model_files import difference_to_plan
+from pdkit_connector.model_watch import ModelWatch
 from pdkit_connector.process_numbers import take_numbers
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting
@@ -178,11 +179,17 @@ def check(argv: Sequence[str]) -> None:
 
 
 def publish_counts() -> None:
-    """Show what the workers count on the server's own metrics page, where the kit asked for it."""
+    """Show the workers' counts, and a change of the model's files, on the server's metrics page.
+
+    Only where the kit asked for it.
+    """
     if name := engine_name():
         from prometheus_client import REGISTRY
 
         REGISTRY.register(EngineCollector(name))
+        watch = ModelWatch(sys.argv[1:])
+        watch.start()
+        REGISTRY.register(watch)
 
 
 def may_load_connector(argv: Sequence[str]) -> bool:

@@ -141,6 +141,8 @@ def _container(service: Service) -> dict[str, Any]:
     return locked_down(
         {
             "name": container_name(service.role),
+            # What an engine that refuses to start has logged is shown with its exit code.
+            "terminationMessagePolicy": "FallbackToLogsOnError",
             "ports": [
                 {"name": name, "containerPort": port, "protocol": "TCP"}
                 for name, port in ports(service).items()

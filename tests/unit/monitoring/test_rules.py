@@ -106,6 +106,7 @@ OF_CONSUMER = {"service": "consumer-0"}
 OF_KV_SERVER = {"service": "kv-server"}
 HEALTHY = f'pdkit_router_engine_healthy{{{ROUTER},engine="consumer-0",role="consumer"}}'
 WAITS = f"pdkit_store_barrier_waits_total{{{PRODUCER},result="
+CHANGED = "pdkit_model_changed{{{}}}"
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 CASES = {
     "PdkitServiceDown": Case(
@@ -117,6 +118,11 @@ CASES = {
         {HEALTHY: level(1, 0)},
         {HEALTHY: "1x23 0 1x6"},  # too short to fire
         OF_ROUTER | {"engine": "consumer-0", "role": "consumer"},
+    ),
+    "PdkitModelChanged": Case(
+        # All engines have ended, and none is started.
+        {CHANGED.format(CONSUMER): "0x5 1x5 stale", CHANGED.format(PRODUCER): "0x10 stale"},
+        {CHANGED.format(CONSUMER): "0x5 1x10 0x15", CHANGED.format(PRODUCER): "0x30"},
     ),
     "PdkitDegraded": Case(front("degraded", 1), front("degraded", 0), OF_ROUTER),
     "PdkitRequestsFailed": Case(front("errors", 1), front("errors", 0), OF_ROUTER),

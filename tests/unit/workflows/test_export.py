@@ -569,6 +569,13 @@ def test_a_loading_engine_is_not_taken_for_a_dead_one() -> None:
     assert router["livenessProbe"]["httpGet"]["path"] == "/liveness"
 
 
+@pytest.mark.parametrize("role", ["producer", "consumer", "router"])
+def test_a_pod_that_refuses_to_start_shows_why(role: str) -> None:
+    """As an engine does whose model is not the stack's, with its exit code."""
+    container = container_in(made(vendor="cpu"), f"base/{role}.yaml")
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_a_router_that_waits_for_engines_has_not_failed() -> None:
     found = made(vendor="cpu", timeouts={"ready_s": 3600})
     (router, *_) = yaml.safe_load_all(found.files["base/router.yaml"])

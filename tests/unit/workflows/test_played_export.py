@@ -27,6 +27,7 @@ SAID: dict[str, dict[str, set[object]]] = {
     "containers.readinessProbe": {"path": {"/health"}, "port": {"http"}, "failureThreshold": {2}},
     "containers.resources.requests.cpu": {"cpu": {"1", "8", "500m"}},
     "containers.startupProbe": {"path": {"/health", "/liveness"}, "failureThreshold": {6, 120}},
+    "containers.terminationMessagePolicy": {"terminationMessagePolicy": {"FallbackToLogsOnError"}},
     "enableServiceLinks": {"enableServiceLinks": {False}},
     "nodeSelector": {"arch": {"amd64"}},
     "securityContext.fsGroupChangePolicy": {"fsGroupChangePolicy": {"OnRootMismatch"}},
