@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from deploy.assets import yaml_asset
-from deploy.config.engine_args import options
+from deploy.config.engine_args import grouped, options
+from deploy.config.engine_inputs import ARGUMENTS
 from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE
 from deploy.planning.engines import EnginePlan, Role
 from deploy.planning.plan import Plan
@@ -21,6 +22,12 @@ from deploy.stack.redis_path import redis_path_settings
 
 # Holds a producer's answer until its KV is in the store.
 _STORE_BARRIER = "pdkit_connector.store_barrier.HoldUntilStored"
+# Options by which vLLM may take another configuration of the model than the one that the plan read.
+_OTHER_CONFIG = frozenset({
+    "--additional-config", "--code-revision", "--config-format", "--convert", "--hf-config-path",
+    "--hf-overrides", "--model-class-overrides", "--model-impl", "--runner",
+    "--speculative-config", "-sc", "--spec-model", "--trust-remote-code",
+})  # fmt: skip
 # The last that is named sees requests first.
 _REQUIRE_KEY = "pdkit_connector.engine_key.RequireKey"
 
@@ -117,9 +124,18 @@ def _planned_rows(plan: Plan) -> dict[str, str]:
     rows = {"dtype": plan.dtype, "tensor_parallel": str(plan.tp)}
     if plan.model.files:
         rows["model"] = plan.model.version
-    if plan.max_model_len:
+    if not depends_on_context(plan):
+        rows["context"] = "any"  # which the engine takes over
+    elif plan.max_model_len:
         rows["context"] = str(plan.max_model_len)
     return rows
+
+
+def depends_on_context(plan: Plan) -> bool:
+    """Tell whether positions may depend on the maximum length; an unknown option may bring that."""
+    theirs = grouped(plan.spec.engine.args)
+    known = all(name in ARGUMENTS and name not in _OTHER_CONFIG for name, *_ in theirs)
+    return not (known and plan.model.kind.fixed_positions)
 
 
 def engine_env(

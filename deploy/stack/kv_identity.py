@@ -16,7 +16,7 @@ from deploy.config.engine_inputs import ARGUMENTS, CHANGES_KV, VARIABLES, row_of
 from deploy.config.model import Model
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
-from deploy.stack.engine import engine_env, planned_argv
+from deploy.stack.engine import depends_on_context, engine_env, planned_argv
 from deploy.stack.layout import Layout
 
 
@@ -66,13 +66,6 @@ ROWS: Mapping[str, Row] = {
     ),
 }
 
-# Options by which vLLM may take another configuration of the model than the one that the plan read.
-_OTHER_CONFIG = frozenset({
-    "--additional-config", "--code-revision", "--config-format", "--convert", "--hf-config-path",
-    "--hf-overrides", "--model-class-overrides", "--model-impl", "--runner",
-    "--speculative-config", "-sc", "--spec-model", "--trust-remote-code",
-})  # fmt: skip
-
 
 def key_prefix(stack: str) -> str:
     """Return what the keys of all KV of a stack begin with, whatever it was started with.
@@ -108,7 +101,7 @@ def kv_identity(engine: EnginePlan, plan: Plan, layout: Layout) -> dict[str, obj
         "vendor": plan.vendor.name,
         "software": layout.software_identity,
         "model": _model(plan.model),
-        "context": plan.max_model_len if _depends_on_context(plan.model, theirs) else None,
+        "context": plan.max_model_len if depends_on_context(plan) else None,
         "chunk_size": plan.chunk_size,
         "layerwise": plan.layerwise,
         "connector": plan.connector,
@@ -121,12 +114,6 @@ def kv_identity(engine: EnginePlan, plan: Plan, layout: Layout) -> dict[str, obj
 def _model(model: Model) -> list[str]:
     """Return the content of a folder; of the hub's models, whose version may be unknown, the id."""
     return [model.ref if model.source == "hub" else "", model.version]
-
-
-def _depends_on_context(model: Model, args: list[list[str]]) -> bool:
-    """Tell whether positions may depend on the maximum length; an unknown option may bring that."""
-    known = all(name in ARGUMENTS and name not in _OTHER_CONFIG for name, *_ in args)
-    return not (known and model.kind.fixed_positions)
 
 
 def _changing(groups: list[list[str]]) -> list[list[str]]:
