@@ -385,6 +385,11 @@ TOGETHER = {
         ),
         Differs("hash_seed_differs", f"{CONSUMER} has none", without_environ("PYTHONHASHSEED")),
         Differs(
+            "engine_differs",
+            f"{CONSUMER} {CHUNK} (",
+            with_arguments("--max-model-len", str(CHUNK)),
+        ),
+        Differs(
             "request_failed",
             f"{CONSUMER} did not answer: HTTP 400",
             with_arguments("--max-model-len", str(CHUNK)),
