@@ -219,8 +219,13 @@ OLD_CHECKS = "whole checks"
 _OLDER_HEADING = "## KV older than the model\n"
 _OLDER = """{heading}
 
+<<<<<<< HEAD
 `python -m bench.check_power.older --connector CONNECTOR --trials {trials} --record RECORD`,
 once for each connector, measured this; with `--results FILE` it writes this section. {date}.
+=======
+`python -m bench.check_power.older --connector CONNECTOR --trials {trials} --record RECORD`, once
+for each connector, measured this; with `--results FILE` it writes this section. {date}.
+>>>>>>> 65276ace (Look back at canaries in end-to-end tests, across a restart and at damaged KV)
 
 {machine}
 
@@ -262,7 +267,8 @@ def with_older(page: str, found: Sequence[Any]) -> str:
         heading=_OLDER_HEADING.rstrip(),
         trials=max((row.looked for row in found if row.change != OLD_CHECKS), default=0),
         date=datetime.datetime.now(tz=datetime.timezone.utc).date(),
-        machine=machine("as installed"),
+        # Rows may be of earlier runs, whose load was another.
+        machine=machine("as installed").partition(" Load averages")[0],
         checks=OLD_CHECKS,
         table=older_table(found),
     )

@@ -51,11 +51,13 @@ def vandal(
         work: the damage, another prompt's chunk, the layout of chunks, and the source of chance.
     """
     loot: list[Loot] = []
-    reads = _reads(store)
+    reads: list[int] = []
 
     def look() -> None:
+        if not reads:  # whatever was read before, it was no chunk of this prompt
+            reads.append(_reads(store))
         if not loot and len(keys := payloads(store, part)) == chunks:
-            loot.append(_spoil(store, keys, reads, work))
+            loot.append(_spoil(store, keys, reads[0], work))
         else:
             let_through(store, NOTHING)
 

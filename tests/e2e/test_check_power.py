@@ -6,6 +6,7 @@ docs/results/check-power.md.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sys
@@ -21,7 +22,7 @@ from bench.check_power.damage import KINDS, NOTHING, Damage, as_words, in_one_ch
 from bench.check_power.layout import Kv
 from bench.check_power.running import SPEC, bench_on
 from bench.check_power.stack import Bench
-from bench.check_power.vandal import vandal
+from bench.check_power.vandal import payloads, vandal
 from deploy.runtime.home import Home
 from tests.conftest import REPO
 from tests.e2e.conftest import Deploy, Ran, running_stack
@@ -100,6 +101,35 @@ def test_the_command_fails_and_says_why(bench: Bench, kit: Deploy, what: str) ->
     if what == "chunks":
         assert ran.data["equivalence"]["mismatched"] > 0
         assert ran.data["hit_rate"]["eligible_rate"] == 1.0, "all of it arrived, and was wrong"
+
+
+def test_a_check_looks_back_across_a_restart_and_names_damaged_kv(
+    bench: Bench, kit: Deploy
+) -> None:
+    """The second canary was never loaded by the consumer before its KV is replaced."""
+    kit.ok("restart", "--force", "--name", NAME)  # engines hold what was damaged above
+    file = Home(kit.home, kit.home / "cache").canaries_file(NAME)
+    before = {one["tag"] for one in json.loads(file.read_text())["canaries"]}
+    assert before
+    found = kit.ok("check", "--quick", "--name", NAME)["canaries"]
+    assert found["same"] == found["known"] == len(before)
+    assert all(look["loaded"] == 2 * 256 for look in found["looks"]), "of before the restart"
+
+    (fresh,) = (one for one in json.loads(file.read_text())["canaries"] if one["tag"] not in before)
+    chunks = payloads(bench.store, fresh["tag"])
+    assert len(chunks) == 2
+    for key in chunks:
+        bench.store.set(key, bench.foreign)
+    ran = kit.run("check", "--quick", "--name", NAME, "--json")
+    assert ran.code == 1, ran
+    assert ran.data["equivalence"]["mismatched"] == 0, "new KV is right"
+    (failure,) = ran.data["failures"]
+    assert "consumer-0 answers from stale KV" in failure and "was damaged" in failure
+    (cause,) = ran.data["diagnosis"]
+    assert cause["code"] == "stale_kv"
+    assert cause["hint"].startswith(f"deploy down --name {NAME}, then deploy up")
+    outcomes = [look["outcome"] for look in ran.data["canaries"]["looks"]]
+    assert outcomes.count("damaged") == 1 and set(outcomes) == {"same", "damaged"}
 
 
 def checked_while_damaged(bench: Bench, kit: Deploy, damage: Damage) -> Ran:

@@ -125,6 +125,9 @@ def test_every_eligible_token_is_loaded_at_once(kit: Deploy, up: Any) -> None:
     assert found["store_path"]["loaded_chunks"] > 0
     assert found["store_path"]["refused"] == 0
     assert len(found["left_out"]) == 1
+    again = kit.ok("check", "--quick", "--name", NAME)["canaries"]
+    assert again["same"] == again["known"] == 1
+    assert again["looks"][0]["loaded"] == 2 * CHUNK, "of the check before"
     used = kit.ok("status", "--name", NAME)["kv_server"]
     assert used["redis_tokens"] >= found["second_tier"]["hits"]
     assert used["found_tokens"] > 0

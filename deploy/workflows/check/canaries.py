@@ -158,7 +158,7 @@ def look_at(
     if len(canary.prompt) + ANSWER_TOKENS > session.limit:
         return
     try:
-        fresh = session.ask(producer, canary.prompt, salt=session.keys.new_salt(), blames=False)
+        fresh = session.ask(producer, canary.prompt, salt=session.keys.run, blames=False)
     except ApiError:
         return  # tokens that this model does not have; or a dead engine, which is noted
     if fresh.cached_tokens:
