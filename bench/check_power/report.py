@@ -219,13 +219,8 @@ OLD_CHECKS = "whole checks"
 _OLDER_HEADING = "## KV older than the model\n"
 _OLDER = """{heading}
 
-<<<<<<< HEAD
-`python -m bench.check_power.older --connector CONNECTOR --trials {trials} --record RECORD`,
-once for each connector, measured this; with `--results FILE` it writes this section. {date}.
-=======
 `python -m bench.check_power.older --connector CONNECTOR --trials {trials} --record RECORD`, once
 for each connector, measured this; with `--results FILE` it writes this section. {date}.
->>>>>>> 65276ace (Look back at canaries in end-to-end tests, across a restart and at damaged KV)
 
 {machine}
 

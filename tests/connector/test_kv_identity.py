@@ -84,6 +84,7 @@ def test_producers_and_consumers_have_the_same(tmp_path):
         "context": {"max_model_len": 1024},
         "overrides": {"hf_overrides": {"rope_theta": 5.0}},
         "kv_dtype": {"kv_cache_dtype": "fp8_e5m2"},
+        "configuration": {"model_impl": "transformers"},
         "model": {"revision": "another"},
     }.items(),
 )

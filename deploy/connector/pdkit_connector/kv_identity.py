@@ -54,9 +54,9 @@ def _model(config: Any) -> Any:
 
 def _parallel(config: Any) -> Any:
     one = config.parallel_config
+    # Not how tokens are interleaved, which vLLM changes in workers only; it is refused anyway.
     names = (
         "pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size",
-        "cp_kv_cache_interleave_size",
     )  # fmt: skip
     return [getattr(one, name, 1) for name in names]
 
@@ -93,7 +93,20 @@ ROWS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
         lambda config: config.model_config.hf_overrides,
     ),
     "dtype": ("KV is computed in it", lambda config: config.model_config.dtype),
-    "kv_dtype": ("KV is kept in it", lambda config: config.cache_config.cache_dtype),
+    "configuration": (
+        "another config.json, or another implementation of the model",
+        lambda config: [
+            getattr(config.model_config, name, None)
+            for name in ("hf_config_path", "config_format", "model_impl", "code_revision")
+        ],
+    ),
+    "kv_dtype": (
+        "KV is kept in it, but for the layers that are left out",
+        lambda config: [
+            config.cache_config.cache_dtype,
+            *(getattr(config.cache_config, "kv_cache_dtype_skip_layers", None) or ()),
+        ],
+    ),
     "kv_scales": (
         "scales of FP8 KV that an engine takes from its own first requests",
         lambda config: getattr(config.cache_config, "calculate_kv_scales", False),

@@ -342,7 +342,9 @@ class TestTooLittleRoom:
 
     def await_tries(self, few: Watched, eventually: Eventually) -> None:
         def tries() -> int:
-            return few.supervisor._lives["consumer-0"].tries if few.supervisor else 0
+            # Before its first look the supervisor knows no service.
+            life = few.supervisor._lives.get("consumer-0") if few.supervisor else None
+            return life.tries if life else 0
 
         eventually(lambda: tries() > 3 * few.policy.deaths)
         assert few.events("consumer-0") == ["died", "failed"], "it is noted once, and no death"
