@@ -489,7 +489,11 @@ def test_a_rank_that_starts_leaves_the_other_ranks_shared_memory(tmp_path, monke
     monkeypatch.setenv(mp_connector.SHARED_MEMORY_ENV, "pdkit-1-producer-0")
     for rank in (0, 1):
         (tmp_path / f"pdkit-1-producer-0-{rank}-77_0").touch()
-    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1))
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(rank=1),
+        model_config=SimpleNamespace(model="m"),
+        kv_transfer_config=SimpleNamespace(get_from_extra_config=lambda _, default: default),
+    )
     PatchedLMCacheMPConnector(config, KVConnectorRole.WORKER)
     assert [file.name for file in tmp_path.iterdir()] == ["pdkit-1-producer-0-0-77_0"]
     assert mp_connector.CpuShmTensorWrapper.SHM_NAME_PREFIX == "/pdkit-1-producer-0-1-"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -33,6 +35,7 @@ def process_registry() -> Registry:
 class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
     """LMCacheConnectorV1 with the fixes; refuses to run if KV could never be shared."""
 
+    _identity: Mapping[str, Any] = MappingProxyType({})  # what the report says of it
     # Requests of this step that are traced, and how many of their tokens are loaded.
     _traced: tuple[tuple[spans.TraceHeaders, int], ...] = ()
 
