@@ -39,6 +39,13 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
+def replace_private(path: Path, text: str) -> None:
+    """Replace such a file in one step, so that a crash leaves the old or the new one."""
+    new = path.with_suffix(".tmp")
+    write_private(new, text)
+    new.replace(path)
+
+
 @dataclass(frozen=True)
 class StackHome:
     """The folders and files of one stack.

@@ -11,7 +11,7 @@ from typing import Any
 
 from deploy import __version__
 from deploy.errors import StateError
-from deploy.runtime.home import write_private
+from deploy.runtime.home import replace_private
 from deploy.runtime.own_files import read_json
 
 FORMAT = 2
@@ -115,7 +115,4 @@ def _record(name: str, value: Mapping[str, Any]) -> ServiceRecord:
 
 def write_state_file(path: Path, values: Mapping[str, Any]) -> None:
     """Replace the state file in one step, so that a crash leaves the old or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    text = json.dumps({"format": FORMAT, **values}, indent=1, sort_keys=True)
-    write_private(path.with_suffix(".tmp"), text)
-    path.with_suffix(".tmp").replace(path)
+    replace_private(path, json.dumps({"format": FORMAT, **values}, indent=1, sort_keys=True))

@@ -570,7 +570,7 @@ def registered(adapter, **given):
     """Do what the connector does once vLLM has made its KV tensors."""
     adapter.instance_id, adapter.lmcache_tokens_per_chunk = 2**62 + 1, 256
     one = object.__new__(PatchedLMCacheMPConnector)
-    one.worker_adapter = adapter
+    one.worker_adapter, one._identity = adapter, {}
     one._vllm_config = SimpleNamespace(
         parallel_config=SimpleNamespace(rank=0),
         kv_transfer_config=KVTransferConfig(kv_connector_extra_config=given),

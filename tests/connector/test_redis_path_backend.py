@@ -216,6 +216,7 @@ def registered(adapter, monkeypatch, registry=None) -> None:
     monkeypatch.setattr(LMCacheConnectorV1, "register_kv_caches", lambda *_: None)
     one = object.__new__(PatchedLMCacheConnector)
     one._registry, one._lmcache_engine = registry or Registry(()), adapter
+    one._identity = {}
     one._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0))
     one.register_kv_caches({})
 

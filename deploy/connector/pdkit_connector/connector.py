@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -15,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 from pdkit_connector import spans
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
-from pdkit_connector.kv_identity import facts, key_name, kv_rows, with_key_name
+from pdkit_connector.kv_identity import identified
 from pdkit_connector.kv_report import kv_facts
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import FixState, Registry, disabled_ids, discover
@@ -35,7 +33,6 @@ def process_registry() -> Registry:
 class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
     """LMCacheConnectorV1 with the fixes; refuses to run if KV could never be shared."""
 
-    _identity: Mapping[str, Any] = MappingProxyType({})  # what the report says of it
     # Requests of this step that are traced, and how many of their tokens are loaded.
     _traced: tuple[tuple[spans.TraceHeaders, int], ...] = ()
 
@@ -57,9 +54,8 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         if role == KVConnectorRole.WORKER and vllm_config.parallel_config.rank == 0:
             announce(self._registry)
         self._registry.require_no_failure()
-        rows = kv_rows(vllm_config)
-        self._identity = facts(rows, vllm_config)
-        super().__init__(with_key_name(vllm_config, key_name(rows)), role, kv_cache_config)
+        given, self._identity = identified(vllm_config)
+        super().__init__(given, role, kv_cache_config)
         self._require_lmcache("start")
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

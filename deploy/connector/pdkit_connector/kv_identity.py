@@ -175,6 +175,12 @@ def with_key_name(vllm_config: Any, name: str) -> Any:
     return given
 
 
+def identified(vllm_config: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the configuration for LMCache, and what the engine reports of its identity."""
+    told = facts(kv_rows(vllm_config), vllm_config)
+    return with_key_name(vllm_config, told["key_name"]), told
+
+
 def facts(rows: Mapping[str, str], vllm_config: Any) -> dict[str, Any]:
     """Return what an engine reports of its identity, beside the format of its KV."""
     unplanned = differences(rows, planned(vllm_config))

@@ -74,16 +74,25 @@ def model_files(folder: Path) -> tuple[ModelFile, ...]:
 
     A file that cannot be read has the reason in place of its digest.
     """
-    return _fingerprints(folder, sorted(_names(folder)))
-
-
-def fingerprint(path: Path) -> str:
-    """Return a digest of the content of a file, or of a folder with a model, adapter or tokenizer.
-
-    "" if there is neither.
-    """
-    files = model_files(path) if path.is_dir() else _fingerprints(path.parent, [path.name])
-    return files_digest([("", *file[1:]) for file in files] if path.is_file() else files)
+    names = sorted(_names(folder))
+    if not names:
+        return ()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        measured = list(pool.map(lambda name: _measured(folder, name), names))
+        jobs = [
+            (name, regions[at : at + _READS])
+            for name, (_, regions) in zip(names, measured, strict=True)
+            for at in range(0, len(regions), _READS)
+        ]
+        read = pool.map(lambda job: _digests(folder / job[0], job[1]), jobs)
+        digests: dict[str, list[str]] = {}
+        for (name, _), found in zip(jobs, read, strict=True):
+            digests.setdefault(name, []).append(found)
+    return tuple(
+        file
+        for name, (size, _) in zip(names, measured, strict=True)
+        if (file := _model_file(name, size, digests.get(name, [])))
+    )
 
 
 def files_digest(files: Sequence[ModelFile]) -> str:
@@ -156,28 +165,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
-
-
-def _fingerprints(folder: Path, names: Sequence[str]) -> tuple[ModelFile, ...]:
-    """Read the files, several at a time."""
-    if not names:
-        return ()
-    with ThreadPoolExecutor(_THREADS) as pool:
-        measured = list(pool.map(lambda name: _measured(folder, name), names))
-        jobs = [
-            (name, regions[at : at + _READS])
-            for name, (_, regions) in zip(names, measured, strict=True)
-            for at in range(0, len(regions), _READS)
-        ]
-        read = pool.map(lambda job: _digests(folder / job[0], job[1]), jobs)
-        digests: dict[str, list[str]] = {}
-        for (name, _), found in zip(jobs, read, strict=True):
-            digests.setdefault(name, []).append(found)
-    return tuple(
-        file
-        for name, (size, _) in zip(names, measured, strict=True)
-        if (file := _model_file(name, size, digests.get(name, [])))
-    )
 
 
 def _model_file(name: str, size: int | str, digests: Sequence[str]) -> ModelFile | None:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lmcache.integration.vllm import lmcache_mp_connector as upstream
@@ -24,7 +22,7 @@ from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pdkit_connector.engine_report import REPORT
-from pdkit_connector.kv_identity import facts, key_name, kv_rows, with_key_name
+from pdkit_connector.kv_identity import identified
 from pdkit_connector.log import get_logger
 from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.redis_path.objects import object_layout
@@ -215,8 +213,6 @@ class GuardedSchedulerAdapter(upstream.LMCacheMPSchedulerAdapter):  # type: igno
 class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[misc]
     """LMCacheMPConnector with the kit's barrier, guard and names."""
 
-    _identity: Mapping[str, Any] = MappingProxyType({})  # what the report says of it
-
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         """Connect to the server; raise ConnectionError where it does not answer."""
         upstream.LMCacheMPWorkerAdapter = GuardedAdapter
@@ -228,9 +224,8 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
             if role == KVConnectorRole.WORKER:
                 remove_left(prefix)
         self._awaited_stores: set[str] = set()
-        rows = kv_rows(vllm_config)
-        self._identity = facts(rows, vllm_config)
-        super().__init__(with_key_name(vllm_config, key_name(rows)), role, kv_cache_config)
+        given, self._identity = identified(vllm_config)
+        super().__init__(given, role, kv_cache_config)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

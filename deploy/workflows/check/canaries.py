@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
-from deploy.runtime.home import write_private
+from deploy.runtime.home import replace_private
 from deploy.runtime.own_files import read_json
 from deploy.verify.canaries import (
     Canary,
@@ -199,9 +199,7 @@ def write_canaries(file: Path, canaries: Sequence[Canary]) -> None:
     if not canaries:
         file.unlink(missing_ok=True)
         return
-    new = file.with_suffix(".tmp")
-    write_private(new, json.dumps(as_record(canaries)))
-    new.replace(file)
+    replace_private(file, json.dumps(as_record(canaries)))
 
 
 def identity_of(running: RunningStack) -> str:

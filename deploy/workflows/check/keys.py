@@ -32,22 +32,17 @@ class CheckKeys:
 
     def __init__(self, *, tagged: bool = True) -> None:
         self.run = f"check-{secrets.token_hex(4)}"
-        self._tagged = tagged
+        self.tagged = tagged
         self._names = 0
 
     def new_tag(self) -> str:
         """Return a new tag of this run; "" if prompts have no tags."""
-        return self.new_salt() if self._tagged else ""
+        return self.new_salt() if self.tagged else ""
 
     def new_salt(self) -> str:
         """Return a new cache salt of this run."""
         self._names += 1
         return f"{self.run}-{self._names}-"
-
-    @property
-    def tagged(self) -> bool:
-        """Whether engines store the KV of tagged prompts under their tags."""
-        return self._tagged
 
     def count(self, store: Store, tag: str) -> int | None:
         """Return how many keys have a tag; None if unknown."""
@@ -55,7 +50,7 @@ class CheckKeys:
 
     def remove(self, store: Store) -> int | None:
         """Remove the keys of this run, and their twins; return how many, or None."""
-        return store.remove_marked(mark(self.run)) if self._tagged else None
+        return store.remove_marked(mark(self.run)) if self.tagged else None
 
 
 @contextlib.contextmanager
