@@ -35,6 +35,8 @@ PREFIX = f"pdkit:{NAME}:*"
 PASSWORD = "correct horse"
 WRITTEN = "correct%20horse"
 CHUNK_BYTES = 256 * 2048  # of the tiny model's KV
+CANARY = b"@pdkit%canary-"
+CANARY_CHUNKS = 2  # of each check that passed; they stay for the next one
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,12 @@ def others_writing(server: Server) -> Iterator[None]:
 
 
 def keys_of(server: Server) -> int:
-    return sum(1 for _ in server.admin.scan_iter(PREFIX, count=1000))
+    """Return how many keys the stack has there, but for those of the checks' canaries."""
+    return sum(CANARY not in key for key in server.admin.scan_iter(PREFIX, count=1000))
+
+
+def canary_keys_of(server: Server) -> int:
+    return sum(CANARY in key for key in server.admin.scan_iter(PREFIX, count=1000))
 
 
 def assert_proved(check: Any, chunks_at_least: int = 10) -> None:
@@ -226,7 +233,7 @@ def test_a_stack_works_with_tls_and_a_password(own: Own, up: Any, tls: Server) -
     assert list(up["started"]) == ["producer-0", "consumer-0", "router"]
     assert_proved(up["check"])
     assert up["check"]["redis"]["keys_removed"] == up["check"]["store_path"]["stored_chunks"]
-    assert keys_of(tls) == 0
+    assert (keys_of(tls), canary_keys_of(tls)) == (0, CANARY_CHUNKS)
     ask(own)
     assert keys_of(tls) == 3
     assert tls.admin.exists("of-somebody-else")
@@ -252,6 +259,8 @@ def test_a_stack_works_with_a_cluster(
     assert moved["check"]["redis"]["keys_after"] == moved["check"]["store_path"]["stored_chunks"]
     assert moved["check"]["redis"]["keys_removed"] == moved["check"]["redis"]["keys_after"]
     assert sum(keys_of(node) for node in cluster) == 0, "wherever they lay"
+    canaries = sum(canary_keys_of(node) for node in cluster)
+    assert canaries == CANARY_CHUNKS
     # Of 48 keys each of three has one, but for once in a hundred million times.
     for _ in range(16):
         ask(own)
@@ -259,15 +268,16 @@ def test_a_stack_works_with_a_cluster(
     assert min(held) > 0, "each has its share"
     assert sum(held) == 16 * 3
     assert keys_of(tls) == before
-    assert own.kit.ok("status", "--name", NAME)["store"]["keys"] == sum(held)
+    every = sum(held) + canaries
+    assert own.kit.ok("status", "--name", NAME)["store"]["keys"] == every
     assert_password_is_private(own)
 
     ran = own.kit.run("down", "--name", NAME)
     assert ran.code == 0, ran
-    assert f"{sum(held)} keys {PREFIX} stay in your Redis" in ran.stdout
+    assert f"{every} keys {PREFIX} stay in your Redis" in ran.stdout
     assert [keys_of(node) for node in cluster] == held
     down = own.kit.ok("down", "--volumes", "--name", NAME, "-f", str(own.spec))
     assert (down["was_up"], down["left"]["removed"], down["left"]["keys"]) == (
-        False, True, sum(held),
+        False, True, every,
     )  # fmt: skip
-    assert [keys_of(node) for node in cluster] == [0, 0, 0]
+    assert [keys_of(node) + canary_keys_of(node) for node in cluster] == [0, 0, 0]
