@@ -29,7 +29,7 @@ from deploy.verify.canaries import (
 )
 from deploy.workflows.check.probes import counting
 from deploy.workflows.check.session import Session
-from deploy.workflows.guard import mark
+from deploy.workflows.guard import canary_of, mark
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
 
@@ -121,6 +121,10 @@ class Aviary:
             write_canaries(self.file, self.canaries)
         except OSError as exc:
             session.report(f"warning: canaries cannot be recorded in {self.file}: {exc.strerror}")
+            if session.keys.tagged:
+                session.store.remove_marked(mark(canary_of(session.keys.run)))
+            if session.found.canaries:
+                session.found.canaries = replace(session.found.canaries, left=False)
 
 
 def leave(session: Session, producer: str, identity: str) -> Canary | None:
@@ -135,7 +139,7 @@ def leave(session: Session, producer: str, identity: str) -> Canary | None:
     if room < chunk:
         return None
     prompt = session.fresh(min(2 * chunk + chunk // 4, room))
-    name = f"canary-{secrets.token_hex(6)}"
+    name = canary_of(session.keys.run)  # so that the guard finds it
     answer = session.ask(producer, prompt, tag=name if session.keys.tagged else "")
     if answer.cached_tokens:
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import redis
 from deploy.output.check_view import check_view
 from deploy.verify.canaries import MOST, as_record
 from deploy.verify.report import CheckReport
+from deploy.workflows import guard
 from deploy.workflows.check import CheckOptions, canaries, check_stack
 from deploy.workflows.check.canaries import identity_of, recorded_canaries
 from deploy.workflows.down import stop_stack
@@ -242,9 +245,13 @@ def test_a_damaged_canary_is_dropped_with_a_line_and_a_record_in_the_way_is_no_t
     assert any("1 canaries of" in line and "left out" in line for line in up.lines)
     file_of(up).unlink()
     file_of(up).mkdir()
+    before = set(store(up).keys())
     report = check(up)
     assert report.passed
     assert any("cannot be recorded" in line for line in up.lines)
+    assert report.canaries is not None
+    assert not report.canaries.left
+    assert set(store(up).keys()) == before, "nobody would remove them later"
 
 
 def test_a_prompt_that_the_present_model_cannot_have_is_skipped(up: Lab) -> None:
@@ -260,10 +267,31 @@ def test_a_prompt_that_the_present_model_cannot_have_is_skipped(up: Lab) -> None
 
 
 def test_a_killed_checks_guard_leaves_canaries(up: Lab) -> None:
-    from deploy.workflows.guard import remove_keys
-
     check(up)
-    remove_keys(require_stack(up.home, "pdkit"), "check-")
+    guard.remove_keys(require_stack(up.home, "pdkit"), "check-")
+    assert outcomes(check(up)) == ["same"]
+
+
+def guard_after(lab: Lab, canary: str) -> None:
+    """Do what the guard of the check that left a canary does if that check is killed."""
+    home, run = lab.home, canary.replace("canary-", "check-")
+    arguments = ["guard", str(home.state), str(home.cache), "pdkit", run]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", arguments)
+        patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+        guard.main()
+
+
+def test_a_check_killed_between_storing_and_recording_leaves_no_keys(up: Lab) -> None:
+    check(up)
+    before, record = set(store(up).keys()), file_of(up).read_text()
+    check(up)
+    second = recorded_canaries(file_of(up), up.lines.append)[1].tag
+    guard_after(up, second)
+    assert len(store(up).keys("*canary-*")) == 2 * CHUNKS, "what is recorded stays"
+    file_of(up).write_text(record)
+    guard_after(up, second)
+    assert set(store(up).keys()) == before
     assert outcomes(check(up)) == ["same"]
 
 
