@@ -1,4 +1,4 @@
-"""KV that is older than the model: `python -m bench.check_power.older --connector CONNECTOR`.
+"""KV that is older than the model: `python -m bench.check_power.older --store STORE`.
 
 Leaves canaries by the check's own code, stops the engines, puts other weights into the model's
 folder and starts them again, with the same keys. The kit refuses that: here, the stack's state is
@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.check_power import report
 from bench.check_power.damage import as_floats, as_words
-from bench.check_power.running import NAME, SERVER_SPEC, SPEC
+from bench.check_power.running import COMMON, NAME, SERVER_SPEC, SPEC
 from bench.kit import free_ports, say, started
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.home import Home
@@ -36,7 +36,7 @@ from deploy.tiny_model.shape import SEED
 from deploy.tiny_model.weights import safetensors_bytes
 from deploy.verify.canaries import Canary, Look
 from deploy.workflows.check import CheckOptions, check_stack
-from deploy.workflows.check.canaries import identity_of, leave, look_at
+from deploy.workflows.check.canaries import Asked, identity_of, leave, look_at
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.probes import measure_noise
 from deploy.workflows.check.session import Session
@@ -48,8 +48,9 @@ UNCHANGED, OTHER = "unchanged", "another seed"
 SHARES = (0.001, 0.01, 0.05)  # of each weight, as normal noise
 _CHECKS_PER_START = 10
 _HEADER_BYTES = 8
-LMCACHES_CLIENT = "lmcache"
-CONNECTORS = {LMCACHES_CLIENT: SPEC, "lmcache-mp": SERVER_SPEC}
+# How KV is stored → the stack: the kit's Redis path, LMCache's Redis client, LMCache's server.
+KITS_CLIENT = "redis path"
+STORES = {KITS_CLIENT: COMMON, "lmcache": SPEC, "lmcache-mp": SERVER_SPEC}
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class OlderRow:
 class OlderBench:
     """A running stack with a model folder of its own."""
 
-    def __init__(self, home: Home, connector: str, model: Path) -> None:
-        self.home, self.connector, self.model = home, connector, model
+    def __init__(self, home: Home, stored: str, model: Path) -> None:
+        self.home, self.stored, self.model = home, stored, model
         file = home.stack(NAME).state_file
         state = json.loads(file.read_text())
         state["model"]["files"] = []  # its version stays, and with it the keys
@@ -122,14 +123,14 @@ class OlderBench:
             measure_noise(session, self.pair)
             identity = identity_of(self.running)
             for canary in canaries:
-                yield from look_at(session, canary, producer, [consumer], identity)
+                yield from look_at(session, [Asked(canary, producer, [consumer])], identity)
 
     def row(self, change: str, canaries: Sequence[Canary]) -> OlderRow:
         began, looks = time.monotonic(), list(self.look(canaries))
         there = [look for look in looks if look.loaded]
         differences = sorted(look.max_logprob_diff or 0.0 for look in there)
         row = OlderRow(
-            self.connector, self.dtype, change, len(there), sum(look.wrong for look in there),
+            self.stored, self.dtype, change, len(there), sum(look.wrong for look in there),
             sum(look.outcome == "evicted" for look in looks), differences,
             (time.monotonic() - began) / max(1, len(looks)),
         )  # fmt: skip
@@ -150,9 +151,12 @@ class OlderBench:
             failed += not checked.passed
             took += checked.seconds
             said = "; ".join(checked.failures) or "passed"
-            say(f"check {number + 1}: {said}; {len(loaded)} canaries loaded")
+            say(
+                f"check {number + 1}: {said}; {len(loaded)} canaries loaded; "
+                f"{checked.seconds:.1f} s"
+            )
         return OlderRow(
-            self.connector, self.dtype, report.OLD_CHECKS, count, failed, 0,
+            self.stored, self.dtype, report.OLD_CHECKS, count, failed, 0,
             sorted(differences), took / max(1, count),
         )  # fmt: skip
 
@@ -180,24 +184,24 @@ def changes(weights: bytes, seed: int) -> Iterator[tuple[str, Callable[[], bytes
 
 
 @contextmanager
-def running_older(connector: str, dtype: str) -> Iterator[OlderBench]:
+def running_older(stored: str, dtype: str) -> Iterator[OlderBench]:
     """Start a stack whose model folder may be changed, and end it with the context."""
     with tempfile.TemporaryDirectory(prefix="pdkit-older-") as name:
         folder = Path(name)
         model = folder / "tiny"
         shutil.copytree(ensure_tiny_model(folder / "cache" / "models"), model)
-        spec = {**CONNECTORS[connector], "model": str(model), "port": free_ports()}
+        spec = {**STORES[stored], "model": str(model), "port": free_ports()}
         if dtype:
             spec["engine"] = {"dtype": dtype}
         with started(folder, spec):
-            yield OlderBench(Home.from_environ({"PDKIT_HOME": name}), connector, model)
+            yield OlderBench(Home.from_environ({"PDKIT_HOME": name}), stored, model)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--connector", choices=list(CONNECTORS), default=LMCACHES_CLIENT)
+    parser.add_argument("--store", choices=list(STORES), default=KITS_CLIENT)
     parser.add_argument("--trials", type=int, default=100, help="canaries")
     parser.add_argument("--healthy", type=int, default=50, help="whole quick checks")
     parser.add_argument("--seed", type=int, default=1)
@@ -206,7 +210,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="replace the section of this page")
     options = parser.parse_args()
     rows = []
-    with running_older(options.connector, options.dtype) as bench:
+    with running_older(options.store, options.dtype) as bench:
         if options.trials:
             canaries = bench.leave(options.trials)
             weights = (bench.model / "model.safetensors").read_bytes()

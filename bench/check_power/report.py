@@ -219,8 +219,8 @@ OLD_CHECKS = "whole checks"
 _OLDER_HEADING = "## KV older than the model\n"
 _OLDER = """{heading}
 
-`python -m bench.check_power.older --connector CONNECTOR --trials {trials} --record RECORD`, once
-for each connector, measured this; with `--results FILE` it writes this section. {date}.
+`python -m bench.check_power.older --store STORE --trials {trials} --record RECORD`, once for each
+way to store KV, measured this; with `--results FILE` it writes this section. {date}.
 
 {machine}
 

@@ -19,10 +19,10 @@ from deploy.stack.layout import REDIS_PASSWORD
 from deploy.workflows.running import require_stack
 
 NAME = "power"
-_COMMON = {"name": NAME, "vendor": "cpu", "runtime": "process", "topology": "1p1d"}
-SPEC = {**_COMMON, "redis": {"client": "lmcache"}}
+COMMON = {"name": NAME, "vendor": "cpu", "runtime": "process", "topology": "1p1d"}
+SPEC = {**COMMON, "redis": {"client": "lmcache"}}
 # Little memory, which is searched for each chunk.
-SERVER_SPEC = {**_COMMON, "connector": "lmcache-mp", "lmcache": {"server_gib": 0.0625}}
+SERVER_SPEC = {**COMMON, "connector": "lmcache-mp", "lmcache": {"server_gib": 0.0625}}
 
 
 @contextlib.contextmanager

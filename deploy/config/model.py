@@ -128,6 +128,7 @@ def resolve_model(
     """
     if value == TINY:
         shape = _shape(tiny_config, "tiny")
+        # Without a kind: its context counts, as that of a model whose positions may depend on it.
         return Model(str(tiny_path), "pdkit-tiny", "tiny", shape, version=tiny_path.name)
     if is_folder(value):
         return _folder(expanded(value), value, load_format)

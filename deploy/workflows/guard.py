@@ -39,12 +39,27 @@ def main() -> None:
     from deploy.runtime.home import Home
     from deploy.workflows.running import find_stack
 
+    home, tags = Home(Path(state), Path(cache)), [run]
     with contextlib.suppress(PdkitError):
-        if running := find_stack(Home(Path(state), Path(cache)), name):
-            remove_keys(running, run)
+        if running := find_stack(home, name):
+            if not _is_recorded(canary_of(run), home.canaries_file(name)):
+                tags.append(canary_of(run))
+            remove_keys(running, *tags)
 
 
-def remove_keys(running: RunningStack, run: str) -> None:
+def canary_of(run: str) -> str:
+    """Return the tag of the canary that a run of a check leaves."""
+    return f"canary-{run.rpartition('-')[2]}"
+
+
+def _is_recorded(canary: str, file: Path) -> bool:
+    try:
+        return canary.encode() in file.read_bytes()
+    except OSError:
+        return False
+
+
+def remove_keys(running: RunningStack, *tags: str) -> None:
     """Remove the keys of a run of a check, also those that engines still store."""
     from deploy.workflows.running import store_of
 
@@ -52,8 +67,9 @@ def remove_keys(running: RunningStack, run: str) -> None:
         limit = time.monotonic() + _LIMIT_S
         quiet_until = time.monotonic() + _QUIET_S
         while time.monotonic() < min(limit, quiet_until):
-            if store.remove_marked(mark(run)):
-                quiet_until = time.monotonic() + _QUIET_S
+            for tag in tags:
+                if store.remove_marked(mark(tag)):
+                    quiet_until = time.monotonic() + _QUIET_S
             time.sleep(_POLL_S)
 
 

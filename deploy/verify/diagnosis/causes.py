@@ -15,7 +15,7 @@ _NOT_THERE = ("not_stored",)
 _OF_A_SICK_STORE = ("store_evicts", "store_fails", "stores_late", "not_stored")
 _OF_KEYS = ("layout_differs", *_NOT_THERE)
 # Engines that compute differently answer differently even if nothing was loaded.
-_OF_NUMBERS = ("kv_differs", *_NOT_THERE)
+_OF_NUMBERS = ("kv_differs", "stale_kv", *_NOT_THERE)
 
 
 class Cause(NamedTuple):

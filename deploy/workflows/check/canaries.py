@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deploy.metrics.engine import CacheCounters
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import replace_private
@@ -27,9 +30,10 @@ from deploy.verify.canaries import (
     judged,
     kept,
 )
+from deploy.verify.equivalence import Completion
 from deploy.workflows.check.probes import counting
-from deploy.workflows.check.session import Session
-from deploy.workflows.guard import mark
+from deploy.workflows.check.session import BAD_REQUEST, Session
+from deploy.workflows.guard import canary_of, mark
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
 
@@ -70,19 +74,17 @@ class Aviary:
         producers = list(dict.fromkeys(producer for producer, _ in pairs))
         each = max(1, _MOST_LOOKS // max(1, len(self.canaries)))
         offset = secrets.randbelow(len(consumers))
-        looks: list[Look] = []
-        for number, canary in enumerate(list(self.canaries)):
+        asked = []
+        for number, canary in enumerate(self.canaries):
             first = (offset + number * each) % len(consumers)
             chosen = [*consumers[first:], *consumers[:first]][:each]
-            producer = producers[(offset + number) % len(producers)]
-            found = list(look_at(session, canary, producer, chosen, self.identity))
-            looks += found
-            self._note(canary, found)
+            asked.append(Asked(canary, producers[(offset + number) % len(producers)], chosen))
+        looks = list(look_at(session, asked, self.identity))
         session.found.canaries = CanaryFindings(
-            len(self.canaries) + sum(one.tag in {look.tag for look in looks} for one in self.gone),
-            looks,
-            tolerance=session.found.noise.tolerance,
+            len(asked), looks, tolerance=session.found.noise.tolerance
         )
+        for one in asked:
+            self._note(one.canary, [look for look in looks if look.tag == one.canary.tag])
 
     def _note(self, canary: Canary, looks: Sequence[Look]) -> None:
         """Drop a canary without KV; one of another identity may be found again after a rollback."""
@@ -121,6 +123,10 @@ class Aviary:
             write_canaries(self.file, self.canaries)
         except OSError as exc:
             session.report(f"warning: canaries cannot be recorded in {self.file}: {exc.strerror}")
+            if session.keys.tagged:
+                session.store.remove_marked(mark(canary_of(session.keys.run)))
+            if session.found.canaries:
+                session.found.canaries = replace(session.found.canaries, left=False)
 
 
 def leave(session: Session, producer: str, identity: str) -> Canary | None:
@@ -135,7 +141,7 @@ def leave(session: Session, producer: str, identity: str) -> Canary | None:
     if room < chunk:
         return None
     prompt = session.fresh(min(2 * chunk + chunk // 4, room))
-    name = f"canary-{secrets.token_hex(6)}"
+    name = canary_of(session.keys.run)  # so that the guard finds it
     answer = session.ask(producer, prompt, tag=name if session.keys.tagged else "")
     if answer.cached_tokens:
         return None
@@ -148,32 +154,65 @@ def leave(session: Session, producer: str, identity: str) -> Canary | None:
     )  # fmt: skip
 
 
-def look_at(
-    session: Session, canary: Canary, producer: str, consumers: Sequence[str], identity: str
-) -> Iterator[Look]:
-    """Have consumers load a canary's KV, and yield how each answers beside a fresh computation.
+@dataclass(frozen=True)
+class Asked:
+    """A canary, the producer that computes it anew, and the consumers that load its KV."""
 
-    Nothing is yielded if the present model cannot be asked for its prompt.
+    canary: Canary
+    producer: str
+    consumers: Sequence[str]
+
+
+def look_at(session: Session, asked: Sequence[Asked], identity: str) -> Iterator[Look]:
+    """Have consumers load canaries' KV, and yield how each answers beside a fresh computation.
+
+    Engines work side by side. A consumer answers one request at a time, as its counters show what
+    it loaded. Of a prompt that the present model cannot have, nothing is yielded.
     """
-    if len(canary.prompt) + ANSWER_TOKENS > session.limit:
-        return
-    try:
-        fresh = session.ask(producer, canary.prompt, salt=session.keys.run, blames=False)
-    except ApiError:
-        return  # tokens that this model does not have; or a dead engine, which is noted
-    if fresh.cached_tokens:
-        session.found.not_recomputed.add(producer)
-        return
-    present = Present(identity, time.time(), session.found.noise.tolerance)
-    tag = canary.tag if session.keys.tagged else ""
-    for consumer in consumers:
-        try:
-            answer, counted = counting(session, consumer, canary.prompt, tag=tag)
-        except ApiError:
-            yield Look(canary.tag, present.age_s(canary), consumer, "silent")
-            continue
-        reused = counted.external_hits, counted.local_hits
-        yield judged(canary, present, consumer, fresh=fresh, answer=answer, reused=reused)
+    asked = [one for one in asked if len(one.canary.prompt) + ANSWER_TOKENS <= session.limit]
+    consumers = {name for one in asked for name in one.consumers}
+    at_once = {one.producer: session.at_once for one in asked} | dict.fromkeys(consumers, 1)
+    turns = {name: ThreadPoolExecutor(count) for name, count in at_once.items()}
+    with ExitStack() as stack:
+        for pool in turns.values():
+            stack.callback(pool.shutdown, cancel_futures=True)  # if the check is interrupted
+        begun = [_begin(session, one, turns) for one in asked]
+        for one, (computing, loading) in zip(asked, begun, strict=True):
+            try:
+                fresh = computing.result()
+            except ApiError:
+                continue  # tokens that this model does not have; or a dead engine, which is noted
+            if fresh.cached_tokens:
+                session.found.not_recomputed.add(one.producer)
+                continue
+            present = Present(identity, time.time(), session.found.noise.tolerance)
+            for consumer, load in loading.items():
+                try:
+                    answer, counted = load.result()
+                except ApiError as exc:
+                    if exc.status == BAD_REQUEST:  # of a prompt that the producer took
+                        session.found.failed.setdefault(consumer, str(exc))
+                    yield Look(one.canary.tag, present.age_s(one.canary), consumer, "silent")
+                    continue
+                reused = counted.external_hits, counted.local_hits
+                yield judged(
+                    one.canary, present, consumer, fresh=fresh, answer=answer, reused=reused
+                )
+
+
+def _begin(
+    session: Session, asked: Asked, turns: Mapping[str, ThreadPoolExecutor]
+) -> tuple[Future[Completion], dict[str, Future[tuple[Completion, CacheCounters]]]]:
+    """Have a producer compute a canary anew, and consumers load it."""
+    prompt, tag = asked.canary.prompt, asked.canary.tag if session.keys.tagged else ""
+    computing = turns[asked.producer].submit(
+        session.ask, asked.producer, prompt, salt=session.keys.run, blames=False
+    )
+    loading = {
+        name: turns[name].submit(counting, session, name, prompt, tag=tag, blames=False)
+        for name in asked.consumers
+    }
+    return computing, loading
 
 
 def recorded_canaries(file: Path, report: Report) -> list[Canary]:

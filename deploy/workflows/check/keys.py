@@ -31,7 +31,7 @@ class CheckKeys:
     """
 
     def __init__(self, *, tagged: bool = True) -> None:
-        self.run = f"check-{secrets.token_hex(4)}"
+        self.run = f"check-{secrets.token_hex(6)}"
         self.tagged = tagged
         self._names = 0
 

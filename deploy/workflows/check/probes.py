@@ -173,7 +173,7 @@ def check_own_prompt(session: Session, producer: str, consumer: str, prompt: lis
 
 
 def counting(
-    session: Session, engine: str, prompt: Sequence[int], *, tag: str = ""
+    session: Session, engine: str, prompt: Sequence[int], *, tag: str = "", blames: bool = True
 ) -> tuple[Completion, CacheCounters]:
     """Ask an engine, and return its answer, and what its own counters say of it.
 
@@ -181,7 +181,7 @@ def counting(
     the limit, and what is not local counts as loaded from the store.
     """
     before = session.cache_counters(engine)
-    answer = session.ask(engine, prompt, tag=tag)
+    answer = session.ask(engine, prompt, tag=tag, blames=blames)
     found = session.counted_for(engine, before)
     if found.local_hits + found.external_hits <= answer.cached_tokens:
         return answer, found

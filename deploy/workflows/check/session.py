@@ -37,7 +37,7 @@ _NEXT_STORE_DEADLINE_S = 0.5  # once chunks were waited for in vain
 _UNSEEN_STORE_S = 1.0  # for a store that cannot be observed
 _COUNTER_DEADLINE_S = 2.0
 _POLL_S = 0.02
-_BAD_REQUEST = 400
+BAD_REQUEST = 400
 USERS = 8  # of a burst
 # Prompts are made of the tokens of these letters. Many letters give many tokens, also if each byte
 # is a token: the KV of equal tokens is nearly the same, so that mixing them up would hardly show.
@@ -280,7 +280,7 @@ class Session:
         try:
             yield
         except ApiError as exc:
-            if prompt and exc.status == _BAD_REQUEST:
+            if prompt and exc.status == BAD_REQUEST:
                 raise
             self.found.failed[whom] = str(exc)
             if isinstance(exc, TimedOut):

@@ -338,6 +338,12 @@ def test_where_new_kv_is_wrong_too_the_age_of_old_kv_explains_nothing() -> None:
     assert codes(stale="the store has damaged KV", mismatched=True) == ["kv_differs"]
 
 
+@pytest.mark.parametrize("case", ["another model", "another tp", "a row in one only"])
+def test_engines_that_compute_differently_say_nothing_of_old_kv(case: str) -> None:
+    changes, code, _ = CAUSE[case]
+    assert codes(stale="the store has KV of another model", **changes) == [code]
+
+
 def test_a_healthy_stack_has_none() -> None:
     assert diagnose(HEALTHY) == []
     assert codes(prompts=(PROMPT,)) == []

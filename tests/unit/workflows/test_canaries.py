@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 
+from deploy.metrics.engine import CacheCounters
 from deploy.output.check_view import check_view
-from deploy.verify.canaries import MOST, as_record
+from deploy.runtime.engine_api import ApiError
+from deploy.verify.canaries import MOST, Canary, as_record
+from deploy.verify.equivalence import Completion
+from deploy.verify.findings import Findings
 from deploy.verify.report import CheckReport
+from deploy.workflows import guard
 from deploy.workflows.check import CheckOptions, canaries, check_stack
-from deploy.workflows.check.canaries import identity_of, recorded_canaries
+from deploy.workflows.check.canaries import Asked, identity_of, look_at, recorded_canaries
+from deploy.workflows.check.keys import CheckKeys
+from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.evidence import emptying_the_store
 from deploy.workflows.running import RunningStack, require_stack
@@ -242,9 +252,13 @@ def test_a_damaged_canary_is_dropped_with_a_line_and_a_record_in_the_way_is_no_t
     assert any("1 canaries of" in line and "left out" in line for line in up.lines)
     file_of(up).unlink()
     file_of(up).mkdir()
+    before = set(store(up).keys())
     report = check(up)
     assert report.passed
     assert any("cannot be recorded" in line for line in up.lines)
+    assert report.canaries is not None
+    assert not report.canaries.left
+    assert set(store(up).keys()) == before, "nobody would remove them later"
 
 
 def test_a_prompt_that_the_present_model_cannot_have_is_skipped(up: Lab) -> None:
@@ -260,10 +274,108 @@ def test_a_prompt_that_the_present_model_cannot_have_is_skipped(up: Lab) -> None
 
 
 def test_a_killed_checks_guard_leaves_canaries(up: Lab) -> None:
-    from deploy.workflows.guard import remove_keys
-
     check(up)
-    remove_keys(require_stack(up.home, "pdkit"), "check-")
+    guard.remove_keys(require_stack(up.home, "pdkit"), "check-")
+    assert outcomes(check(up)) == ["same"]
+
+
+def test_tokens_that_the_present_model_does_not_have_are_skipped(up: Lab) -> None:
+    check(up)
+
+    def foreign(one: dict[str, Any]) -> None:
+        one["prompt"][0] = 1 << 30
+
+    edited(up, foreign)
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == []
+
+
+class SideBySide:
+    """A session whose engines answer once all expected ones are asked at the same time."""
+
+    limit = 10_000
+    at_once = 1
+
+    def __init__(self, together: int) -> None:
+        self.found = Findings()
+        self.keys = CheckKeys()
+        self.asked: list[str] = []
+        self.busy: set[str] = set()
+        self._together = threading.Barrier(together)
+
+    def ask(self, whom: str, prompt: list[int], **_: Any) -> Completion:
+        assert whom not in self.busy, "an engine answers one request at a time"
+        self.busy.add(whom)
+        self._together.wait(60)
+        self.busy.remove(whom)
+        self.asked.append(whom)
+        return Completion(["token_id:1"], [{"token_id:1": -0.1}], len(prompt))
+
+    def cache_counters(self, _: str) -> CacheCounters:
+        return CacheCounters()
+
+    def counted_for(self, *_: Any) -> CacheCounters:
+        return CacheCounters()
+
+
+def asked_for(number: int, producer: str, consumer: str) -> Asked:
+    then = Completion(["token_id:1"], [{"token_id:1": -0.1}], 2)
+    tag = f"canary-{number:012x}"
+    return Asked(Canary(tag, 0.0, "17", "", "", "", "", [1, 2], then), producer, [consumer])
+
+
+def test_engines_work_side_by_side() -> None:
+    asked = [asked_for(number, "producer-0", "consumer-0") for number in range(3)]
+    session = SideBySide(2)
+    looks = list(look_at(cast("Session", session), asked, "17"))
+    assert [look.tag for look in looks] == [one.canary.tag for one in asked]
+    assert sorted(session.asked) == ["consumer-0"] * 3 + ["producer-0"] * 3
+
+
+def test_an_engine_that_computes_and_loads_does_one_after_the_other() -> None:
+    session = SideBySide(1)
+    session.at_once = 8
+    asked = [asked_for(number, "both-0", "both-0") for number in range(2)]
+    assert len(list(look_at(cast("Session", session), asked, "17"))) == 2
+    assert session.asked == ["both-0"] * 4
+
+
+def test_a_consumer_that_refuses_what_a_producer_computed_is_blamed() -> None:
+    class Refused(SideBySide):
+        def ask(self, whom: str, prompt: list[int], **options: Any) -> Completion:
+            answer = super().ask(whom, prompt, **options)
+            if whom == "consumer-0":
+                raise ApiError(400, "HTTP 400")
+            return answer
+
+    session = Refused(2)
+    asked = [asked_for(1, "producer-0", "consumer-0")]
+    (look,) = look_at(cast("Session", session), asked, "17")
+    assert look.outcome == "silent"
+    assert session.found.failed == {"consumer-0": "HTTP 400"}
+
+
+def guard_after(lab: Lab, canary: str) -> None:
+    """Do what the guard of the check that left a canary does if that check is killed."""
+    home, run = lab.home, canary.replace("canary-", "check-")
+    arguments = ["guard", str(home.state), str(home.cache), "pdkit", run]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", arguments)
+        patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+        guard.main()
+
+
+def test_a_check_killed_between_storing_and_recording_leaves_no_keys(up: Lab) -> None:
+    check(up)
+    before, record = set(store(up).keys()), file_of(up).read_text()
+    check(up)
+    second = recorded_canaries(file_of(up), up.lines.append)[1].tag
+    guard_after(up, second)
+    assert len(store(up).keys("*canary-*")) == 2 * CHUNKS, "what is recorded stays"
+    file_of(up).write_text(record)
+    guard_after(up, second)
+    assert set(store(up).keys()) == before
     assert outcomes(check(up)) == ["same"]
 
 

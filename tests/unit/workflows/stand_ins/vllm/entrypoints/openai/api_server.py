@@ -29,6 +29,7 @@ from stand_in_http import Answer, serve
 from stand_in_redis import Redis
 
 BLOCK = 16
+VOCABULARY_SIZE = 1 << 20
 LAYERS = 4  # of the tiny model
 ALONE = {
     "chunk_size": 64,
@@ -90,9 +91,10 @@ class Engine:
             time.sleep(0.05)
         if body["prompt"] == "warm up":  # by the router, if it saw that the engine was gone
             return 200, completion([0], 1, 0.0, 0)
-        if by_router and body["max_tokens"] == 1 and self.has_fault("refuses-prefill"):
-            return 400, {"error": {"message": "not like this"}}
         prompt = body["prompt"]
+        prefilled = by_router and body["max_tokens"] == 1
+        if max(prompt) >= VOCABULARY_SIZE or (prefilled and self.has_fault("refuses-prefill")):
+            return 400, {"error": {"message": "not like this"}}
         tag = (body.get("kv_transfer_params") or {}).get("lmcache.tag.pdkit", "")
         ends = range(self.chunk, len(prompt) + 1, self.chunk)
         chunks = [self.keys(prompt[:end], tag) for end in ends]
