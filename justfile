@@ -13,6 +13,7 @@ setup:
 lint:
     {{bin}}/ruff check .
     {{bin}}/ruff format --check .
+    PYTHONPATH=deploy/connector:deploy/router {{bin}}/lint-imports
     {{bin}}/mypy
     cd deploy/connector && ../../.venv/bin/mypy --config-file ../../pyproject.toml -p pdkit_connector
 

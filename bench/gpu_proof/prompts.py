@@ -15,8 +15,8 @@ from typing import Any
 import redis
 
 from bench.gpu_proof.session import Stack
-from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Completion, Noise, compare, self_differences
+from deploy.verify.hits import eligible_tokens
 
 CHUNK = 256
 # Around two whole chunks: of 512 and 513 tokens one step is left to compute, which engines on GPUs

@@ -35,7 +35,7 @@ from bench.redis_path.stack import PROMPT_TOKENS
 from bench.redis_path.wide_model import BYTES_A_TOKEN
 from deploy.config.choices import Connector
 from deploy.runtime.home import Home
-from deploy.verify.eligible import eligible_tokens
+from deploy.verify.hits import eligible_tokens
 from deploy.workflows.check.second_tier import drop_from_memory
 from deploy.workflows.running import RunningStack, require_stack
 

@@ -17,8 +17,8 @@ from bench.redis_path.contender import CHUNK
 from bench.redis_path.report import Target, target_table
 from bench.redis_path.running_stack import Engine, engines, prompt, wide_stack
 from bench.redis_path.wide_model import BYTES_A_TOKEN
-from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Noise, compare, self_differences
+from deploy.verify.hits import eligible_tokens
 
 TOKENS, POSITIONS = 32_800, 32_896
 _STAGING_GIB, _REDIS_GIB = 1, 3

@@ -18,7 +18,7 @@ from bench.redis_path.report import Target, target_table
 from bench.redis_path.rounds import PROMPT_BYTES
 from bench.redis_path.running_stack import Engine, Running, prompt, running_stack
 from bench.redis_path.wide_model import BYTES_A_TOKEN
-from deploy.verify.eligible import eligible_tokens
+from deploy.verify.hits import eligible_tokens
 
 # As many whole chunks as come nearest to 172 MiB, and some tokens to compute.
 PROMPT_TOKENS = round(PROMPT_BYTES / BYTES_A_TOKEN / CHUNK) * CHUNK + 100

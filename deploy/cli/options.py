@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.cli.shared import import_settings
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Name = Annotated[
     str | None,
@@ -185,7 +183,6 @@ def takes_stack_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_flags(**given: Any) -> Any:
-        import_settings()
         file = given.pop("file")
         flags = {name: given.pop(name) for name in shared if name != "file"}
         return command(file=file, flags=flags, **given)

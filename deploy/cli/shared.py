@@ -21,24 +21,6 @@ if TYPE_CHECKING:
     from deploy.workflows.prepare import Prepared
 
 
-_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-
-
-def import_settings() -> None:
-    """Import the models of settings without looking for pydantic's plugins.
-
-    That search reads the metadata of every installed package: a fourteenth of the CPU of `plan`.
-    """
-    given = os.environ.get(_PLUGINS)
-    os.environ[_PLUGINS] = "__all__"
-    try:
-        import deploy.config.spec  # noqa: F401
-    finally:
-        del os.environ[_PLUGINS]
-        if given is not None:
-            os.environ[_PLUGINS] = given
-
-
 def load_source(flags: dict[str, Any], file: Path | None, *, ask: bool) -> SpecSource:
     """Return the settings from options, environment and stack file, and where they came from.
 
@@ -116,7 +98,6 @@ def named_spec(
         consented: `require_consent` must allow the file, because its addresses are used.
         ask: on a terminal, ask whether to use such a file.
     """
-    import_settings()
     from deploy.config.sources import load_spec, named_file
 
     source = load_spec({"name": name}, os.environ, file)

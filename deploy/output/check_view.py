@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from deploy.output.table import percent, table, told, told_size
 from deploy.verify.canaries import CanaryFindings, ago
-from deploy.verify.eligible import is_pinned, pinned_range
-from deploy.verify.hits import Hits, Tiers, added
-from deploy.verify.report import ROUTER, CheckReport, Equivalence, StoreUse
+from deploy.verify.hits import Hits, Tiers, added, is_pinned, pinned_range
+from deploy.verify.items import ROUTER
+from deploy.verify.report import CheckReport, Equivalence, StoreUse
 from deploy.verify.store_path import StorePath
 
 

@@ -1,4 +1,4 @@
-"""Where the parts of a stack lie; `process_layout` and `container_layout` have the two answers."""
+"""Where the parts of a stack lie; `process_layout` and `containers` have the two answers."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from deploy.verify.equivalence import Completion, compare
-from deploy.verify.report import CANARIES, Failure
+from deploy.verify.items import CANARIES, Failure
 
 MOST = 4
 EXPIRES_S = 14 * 86400.0

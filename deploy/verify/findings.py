@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from deploy.verify.canaries import CanaryFindings
 from deploy.verify.equivalence import MOST_NOISE, Completion, Noise, compare, self_differences
 from deploy.verify.hits import Counted, Hits, PairResult, Phase
-from deploy.verify.own_prompt import OwnPrompt
-from deploy.verify.report import (
+from deploy.verify.items import (
     BURST,
     DECODE_REUSE,
     ENGINES,
@@ -20,10 +19,10 @@ from deploy.verify.report import (
     SECOND_TIER,
     STORE,
     TURNS,
-    EngineHealth,
-    Equivalence,
     Failure,
 )
+from deploy.verify.own_prompt import OwnPrompt
+from deploy.verify.report import EngineHealth, Equivalence
 from deploy.verify.store_path import StorePath
 
 # Pairs of prompts, asked at once of a plain engine in bfloat16 on a processor with AMX, and each

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deploy.verify.eligible import eligible_tokens
+from deploy.verify.hits import eligible_tokens
 
 
 @dataclass(frozen=True)

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from deploy.verify.eligible import is_pinned
+from deploy.verify.canaries import CanaryFindings
 from deploy.verify.equivalence import LOGPROB_TOLERANCE
-from deploy.verify.hits import Counted, Hits, PairResult, Phase
+from deploy.verify.hits import Counted, Hits, PairResult, Phase, is_pinned
+from deploy.verify.items import (
+    BURST,
+    CANARIES,
+    DECODE_REUSE,
+    ENGINES,
+    EQUIVALENCE,
+    OWN_PROMPT,
+    ROUTER,
+    SECOND_TIER,
+    STORE,
+    TURNS,
+    Failure,
+)
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.verify.store_path import StorePath
-
-if TYPE_CHECKING:
-    from deploy.verify.canaries import CanaryFindings
-
-# What is checked beside the pairs, as people and JUnit files name it.
-PROMPTS = "prompts"
-ROUTER = "router, no gap"
-TURNS = "several turns"
-DECODE_REUSE = "decode reuse"
-SECOND_TIER = "from Redis alone"
-BURST = "burst"
-OWN_PROMPT = "your prompt"
-CANARIES = "canaries"
-EQUIVALENCE = "equivalence"
-STORE = "redis"
-ENGINES = "engines"
 
 
 @dataclass(frozen=True)
@@ -81,13 +78,6 @@ class Diagnosis:
     code: str
     message: str
     hint: str
-
-
-class Failure(NamedTuple):
-    """A failure: the item of the check, and a sentence."""
-
-    item: str
-    sentence: str
 
 
 @dataclass(frozen=True)

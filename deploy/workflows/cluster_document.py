@@ -19,7 +19,7 @@ from deploy.planning.inventory import Inventory
 from deploy.planning.machines import across
 from deploy.planning.plan import Plan, make_plan
 from deploy.stack.cluster.layout import ClusterLayout
-from deploy.stack.container_layout import ContainerImages
+from deploy.stack.containers import ContainerImages
 from deploy.stack.layout import REDIS_URL, SECRETS
 from deploy.workflows.prepare import Facts, Prepared
 from deploy.workflows.saved_state import restored_facts, restored_model

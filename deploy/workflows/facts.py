@@ -32,7 +32,7 @@ from deploy.workflows.software import Containers, Programs
 from deploy.workflows.user_secrets import hub_token
 
 if TYPE_CHECKING:
-    from deploy.stack.container_layout import ContainerImages
+    from deploy.stack.containers import ContainerImages
     from deploy.workflows.stack_images import StackImages
 
 _UNKNOWN = (None, None)

@@ -15,7 +15,7 @@ from deploy.config.catalog import (
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.runtime.compose.images import FoundImage, ImageVersions, find_image, probe_versions
-from deploy.stack.container_layout import ContainerImages
+from deploy.stack.containers import ContainerImages
 from deploy.workflows.image_builds import build, build_arguments
 from deploy.workflows.image_pins import name_here, pull_pinned
 from deploy.workflows.prepare import Report

@@ -16,7 +16,7 @@ from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.model_files import files_digest, model_files
 from deploy.planning.inventory import inventory_from
 from deploy.runtime.state import UNFIT, ServiceRecord, StateFile, write_state_file
-from deploy.stack.container_layout import ContainerImages
+from deploy.stack.containers import ContainerImages
 from deploy.workflows.prepare import Facts
 from deploy.workflows.software import Containers, Programs
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from deploy.config.model import Model
     from deploy.config.spec import SettledSpec, StackSpec
     from deploy.runtime.home import Home
-    from deploy.stack.container_layout import ContainerImages
+    from deploy.stack.containers import ContainerImages
     from deploy.stack.layout import Layout
 
 
@@ -161,7 +161,7 @@ class Containers:
         versions: tuple[str | None, str | None] = (None, None),  # noqa: ARG002 - the image has its own
     ) -> Layout:
         """Return where services find their files and each other."""
-        from deploy.stack.container_layout import ContainerLayout
+        from deploy.stack.containers import ContainerLayout
         from deploy.stack.visible_secrets import refuse_visible_secrets
 
         refuse_visible_secrets(spec)

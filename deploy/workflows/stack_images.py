@@ -25,7 +25,7 @@ from deploy.config.compat import (
 )
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
-from deploy.stack.container_layout import ContainerImages
+from deploy.stack.containers import ContainerImages
 from deploy.stack.service import MONITORING_ROLES
 from deploy.workflows.prepare import Report
 

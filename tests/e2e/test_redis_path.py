@@ -19,8 +19,8 @@ import redis
 import yaml
 
 from deploy.metrics.connector import SILENT_WORKERS
-from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Completion
+from deploy.verify.hits import eligible_tokens
 from deploy.verify.store_path import StorePath
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import CHUNK, VLLM_DEV_API, Engines, assert_same, path

@@ -14,9 +14,7 @@ from tests.fuzz.mutations import mutated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "router"))
 
-from pdkit_router.client_response import ClientResponse
-from pdkit_router.client_side import ClientConnection, Clients
-from pdkit_router.limits import ClientLimits
+from pdkit_router.client_side import ClientConnection, ClientLimits, ClientResponse, Clients
 from pdkit_router.request import METHODS, OWN, Doorkeeper, Request
 
 KEY = "0123456789abcdef" * 2

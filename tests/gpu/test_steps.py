@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.verify.eligible import eligible_tokens
+from deploy.verify.hits import eligible_tokens
 from tests.gpu.facts import LOGPROBS_PROMPT, PROMPTS
 
 CHUNK = 256

@@ -45,7 +45,7 @@ PARTS = {
     # vLLM's GPU code: what the kit renders, which the goldens hold, and the metrics that it reads.
     "gpu": (
         *_ENGINES, *_TESTS, "compose", "deploy/config/catalog.py", "deploy/metrics/engine.py",
-        "deploy/stack/cluster/autoscaling.py", "deploy/tiny_model", "deploy/verify/eligible.py",
+        "deploy/stack/cluster/autoscaling.py", "deploy/tiny_model", "deploy/verify/hits.py",
         "deploy/workflows/bench/counters.py", "images/catalog.yaml", "tests/golden/compose",
         "tests/golden/process", "tests/gpu",
     ),

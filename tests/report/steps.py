@@ -40,6 +40,11 @@ def steps(
             (
                 _tool("ruff", "check"),
                 _tool("ruff", "format", "--check"),
+                (
+                    "env",
+                    "PYTHONPATH=deploy/connector:deploy/router",
+                    *_tool("lint-imports", "--no-logo"),
+                ),
                 _tool("zizmor", "--offline", "--quiet", ".github"),
             ),
         )

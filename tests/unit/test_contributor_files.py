@@ -19,12 +19,12 @@ AUDIT = WORKFLOW.with_name("audit.yml")
 FILES = (WORKFLOW, AUDIT, REPO / ".pre-commit-config.yaml", REPO / "justfile")
 # ./scripts/NAME, scripts/NAME.py, or a tool of the virtual environment.
 _SCRIPT = re.compile(r"\bscripts/[\w.-]+\w")
-_TOOL = re.compile(r"(?:\.venv/bin|\{\{bin\}\})/(\w+)")
+_TOOL = re.compile(r"(?:\.venv/bin|\{\{bin\}\})/([\w-]+)")
 
 
 def missing(text: str) -> list[str]:
     """Return the scripts that do not exist and the tools that no test group installs."""
-    installed = {"python", "ruff", "mypy", "mkdocs"}
+    installed = {"python", "ruff", "mypy", "mkdocs", "lint-imports"}
     scripts = [path for path in _SCRIPT.findall(text) if not (REPO / path).is_file()]
     return [*scripts, *(set(_TOOL.findall(text)) - installed)]
 

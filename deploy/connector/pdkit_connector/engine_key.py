@@ -8,10 +8,9 @@ from __future__ import annotations
 import hmac
 import json
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
 
+from pdkit_connector.asgi import App, Message, Receive, Send
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.loaded_model import unless_changed
 
@@ -26,11 +25,6 @@ _REFUSAL = {
         "code": 401,
     }
 }
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def read_key() -> str:

@@ -7,12 +7,9 @@ meanwhile.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
+from pdkit_connector.asgi import Message, Send
 from pdkit_connector.model_files import difference_to_plan
-
-if TYPE_CHECKING:
-    from pdkit_connector.engine_key import Message, Send
 
 
 def unless_changed(send: Send) -> Send:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 
 from pdkit_connector import spans
+from pdkit_connector.asgi import App, Message, Receive, Send
 from pdkit_connector.counters import COUNTERS
-from pdkit_connector.engine_key import App, Message, Receive, Send
 from pdkit_connector.log import get_logger
 from pdkit_connector.worker_socket import ask, engine_name, workers
 

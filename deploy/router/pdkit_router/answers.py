@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pdkit_router.client_response import ClientResponse
+from pdkit_router.client_side import ClientResponse
 from pdkit_router.continuation import Transcript
 from pdkit_router.engine_side import HELD_BYTES, EngineLost, Exchange
 

@@ -3,28 +3,112 @@
 from __future__ import annotations
 
 import asyncio
+import http
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import httptools
 
-from pdkit_router.client_response import ClientResponse, response_head
 from pdkit_router.errors import Refused, error_body
-from pdkit_router.limits import (
-    HEAD_BYTES,
-    ClientLimits,
-    Door,
-    LazyTimer,
-    large_body,
-    long_head,
-    too_many,
-)
 from pdkit_router.request import Request
+from pdkit_router.timers import LazyTimer
 
 _log = logging.getLogger("router")
+HEAD_BYTES = 32 * 1024  # of a request
 _HEADERS = 100
+_STATUS_LINES = {int(one): f"HTTP/1.1 {int(one)} {one.phrase}" for one in http.HTTPStatus}
 _LINGER_S = 2.0  # for a client that still sends when its answer is on its way
+
+
+@dataclass
+class ClientLimits:
+    """What clients may take.
+
+    Attributes:
+        body_bytes: of one request.
+        held_bytes: of all bodies together, at least two of the largest. What a request takes beside
+            its body (a second copy, its text and token ids once more) is in proportion, so that a
+            GiB is enough for all of it.
+        head_s, body_s: for sending them.
+        idle_s: between two requests of a connection.
+        stuck_s: that a client may leave its answer unread.
+    """
+
+    connections: int = 2048
+    requests: int = 1024
+    body_bytes: int = 64 * 2**20
+    held_bytes: int = 128 * 2**20
+    head_s: float = 10.0
+    body_s: float = 60.0
+    idle_s: float = 120.0
+    stuck_s: float = 60.0
+
+
+class Door(Protocol):
+    """Says who is let in."""
+
+    def check(self, request: Request) -> None:
+        """Raise Refused where a request is not."""
+
+
+class ClientResponse:
+    """The answer to one request, whole or in pieces; the latter are chunked in HTTP/1.1.
+
+    Attributes:
+        began: the head was sent, so that another answer is no longer possible.
+        status: of that head; 0 until then.
+        on_pause: called with True when the client reads too slowly, and with False when it is
+            ready for more.
+    """
+
+    def __init__(self, connection: ClientConnection, *, chunked: bool) -> None:
+        self._connection = connection
+        self._chunked = chunked
+        self.began = False
+        self.status = 0
+        self.on_pause: Callable[[bool], None] = lambda _: None
+
+    def whole(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
+        """Send everything at once."""
+        self.began, self.status = True, status
+        self._connection.send_whole(status, headers, body)
+
+    def begin(self, status: int, headers: tuple[tuple[str, str], ...]) -> None:
+        """Send the head of an answer that comes in pieces."""
+        self.began, self.status = True, status
+        framing = (("transfer-encoding", "chunked"),) if self._chunked else ()
+        self._connection.send(
+            response_head(status, (*headers, *framing), keep=self._connection.keeps)
+        )
+
+    def paces(self, pause: Callable[[bool], None]) -> None:
+        """Have an engine's answer wait for the client, which may be behind with another's."""
+        self.on_pause = pause
+        if self._connection.unread:
+            pause(True)
+
+    def piece(self, data: bytes) -> None:
+        """Send the next piece of the body."""
+        self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self) -> None:
+        """Say that the answer is complete."""
+        if self._chunked:
+            self._connection.send(b"0\r\n\r\n")
+
+    def break_off(self) -> None:
+        """Close without that: what was sent is not the whole answer."""
+        self._connection.abort()
+
+
+def response_head(status: int, headers: tuple[tuple[str, str], ...], *, keep: bool) -> bytes:
+    """Return status line and headers; without `keep` they announce the connection's end."""
+    lines = [_STATUS_LINES[status], *(f"{name}: {value}" for name, value in headers)]
+    lines += [] if keep else ["connection: close"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
 
 Serve = Callable[[Request, ClientResponse], Awaitable[None]]
 
@@ -298,3 +382,21 @@ class ClientConnection(asyncio.Protocol):
 
 class _Pipelined(Exception):
     """A second request before the first was answered."""
+
+
+def too_many() -> Refused:
+    """Return the refusal of a request for which there is no room now."""
+    return Refused(429, "too many requests are being answered", retry_after_s=1)
+
+
+def long_head() -> Refused:
+    """Return the refusal of a request whose head, or what is beside its body, is too long."""
+    return Refused(431, f"the head of the request is larger than {HEAD_BYTES} bytes")
+
+
+def large_body(limit_bytes: int) -> Refused:
+    """Return the refusal of a request whose body is larger than this."""
+    return Refused(
+        413, f"the body is larger than {limit_bytes} bytes; deploy.yaml can allow more: "
+        "router.max_body_mib",
+    )  # fmt: skip

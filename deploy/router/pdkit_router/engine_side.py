@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import httptools
 
-from pdkit_router.limits import timeout
+from pdkit_router.timers import timeout
 
 _CONNECT_S = 2.0
 # Engines close what was idle for five seconds; a request must not cross with that.

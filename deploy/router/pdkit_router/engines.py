@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pdkit_router.engine_side import Connections, EngineLost, Exchange
-from pdkit_router.limits import timeout
+from pdkit_router.timers import timeout
 
 _log = logging.getLogger("router")
 _EVERY_S = 0.4

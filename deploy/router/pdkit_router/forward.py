@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pdkit_router.answers import TRACE, Events, Headers, Trace, pass_on, whole
-from pdkit_router.client_response import ClientResponse
+from pdkit_router.client_side import ClientResponse
 from pdkit_router.continuation import COMPLETIONS, Transcript
 from pdkit_router.engine_side import EngineLost, Exchange
 from pdkit_router.engines import Engine, Everyone, Group
 from pdkit_router.errors import Refused
-from pdkit_router.limits import Budget, Turns
 from pdkit_router.request import Request, Work, work
 from pdkit_router.tracing import Span, Tracer, step
 
@@ -33,6 +32,7 @@ _MOST_ENDED = 2  # engines that a request may end, in both phases
 _FAILED = (500, 502, 503, 504)
 # Tokens at the end of an answer of which the client may not have the text yet.
 _HELD_BACK = 16
+_LARGE_BYTES = 2**19  # a body that takes more than ten milliseconds to read
 _EVENTS, _JSON = "text/event-stream", "application/json"
 
 Use = Callable[[Engine, Exchange], Awaitable[None]]
@@ -48,6 +48,39 @@ class NoEngine(Exception):
     def __init__(self, last: tuple[Engine, Exchange] | None = None) -> None:
         super().__init__()
         self.last = last
+
+
+@dataclass
+class Budget:
+    """How often requests may be tried again, so that all who do so make no failure worse."""
+
+    size: float = 256.0
+    a_second: float = 16.0
+    left: float = 256.0
+    at: float = 0.0
+
+    def take(self) -> bool:
+        """Take one of what is left; False if nothing is."""
+        now = asyncio.get_running_loop().time()
+        self.left = min(self.size, self.left + (now - self.at) * self.a_second)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+class Turns:
+    """Lets large bodies be read one after the other, with all else that waits between two."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def wait(self, body_bytes: int) -> None:
+        """Return when a body of this size may be read, which must happen at once."""
+        if body_bytes >= _LARGE_BYTES:
+            async with self._lock:
+                await asyncio.sleep(0)
 
 
 @dataclass
@@ -81,7 +114,7 @@ class Forwarder:
             await self._serve(request, answer, Trace(), None)
             return
         trace = Trace()
-        with self.tracer.request(request).running() as span:
+        with self.tracer.request(request.method, request.path, request.headers).running() as span:
             try:
                 await self._serve(request, answer, trace, span)
                 span.answered(answer.status)
@@ -135,14 +168,18 @@ class Forwarder:
             raise Refused(504, f"no answer within {self.answer_s:g} s") from None
         except NoEngine as exc:
             self.counts["errors"] += 1
-            if why := self._deadly(todo):
-                raise Refused(500, why, final=True) from None
-            if exc.last is None or await exc.last[0].health() == "down":
-                raise Refused(503, "no engine can answer", retry_after_s=1) from None
-            whole(exc.last[1], (("x-request-id", todo.name),), answer)
+            await self._give_up(exc, todo, answer)
         except asyncio.CancelledError:
             self.counts["cancelled"] += 1
             raise
+
+    async def _give_up(self, left: NoEngine, todo: Work, answer: ClientResponse) -> None:
+        """Pass on the last engine's failure; raise Refused if that engine is gone, too."""
+        if why := self._deadly(todo):
+            raise Refused(500, why, final=True) from None
+        if left.last is None or await left.last[0].health() == "down":
+            raise Refused(503, "no engine can answer", retry_after_s=1) from None
+        whole(left.last[1], (("x-request-id", todo.name),), answer)
 
     async def _prefill(self, todo: Work, trace: Trace) -> None:
         """Have a producer store the prompt's KV.

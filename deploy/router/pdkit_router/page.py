@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from pdkit_router.client_response import ClientResponse
+from pdkit_router.client_side import ClientResponse
 from pdkit_router.engines import Group
 from pdkit_router.errors import Refused
 from pdkit_router.forward import Forwarder

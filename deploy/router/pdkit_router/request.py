@@ -11,14 +11,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdkit_router.body import as_utf8, parsed
 from pdkit_router.continuation import Transcript, transcript
 from pdkit_router.errors import Refused
-
-if TYPE_CHECKING:
-    from pdkit_router.tracing import Span
+from pdkit_router.tracing import Span
 
 _PREFILL = {"stream": False, "n": 1, "best_of": 1, "min_tokens": 0, "stream_options": None}
 # What makes a request compute its prompt and one token, for each path that generates. Fields other

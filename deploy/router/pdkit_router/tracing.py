@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 from pdkit_router.engine_side import EngineLost
 from pdkit_router.engines import Engine
 from pdkit_router.errors import Refused
-from pdkit_router.request import Request
 
 _log = logging.getLogger("router")
 _WAITING, _BATCH = 2048, 64  # spans
@@ -140,15 +139,15 @@ class Tracer:
         self._waiting = deque[Span]()
         self._fails = False
 
-    def request(self, request: Request) -> Span:
-        """Return the span of a request; it goes on with a client's trace."""
-        given = [value for name, value in request.headers if name == "traceparent"]
+    def request(self, method: str, path: str, headers: Sequence[tuple[str, str]]) -> Span:
+        """Return the span of a request; it continues a client's trace."""
+        given = [value for name, value in headers if name == "traceparent"]
         found = _PARENT.fullmatch(given[0]) if len(given) == 1 else None
         trace, parent, flags = found.groups() if found else (secrets.token_hex(16), "", "01")
         named: dict[str, str | int] = {
-            "http.request.method": request.method, "url.path": request.path,
+            "http.request.method": method, "url.path": path,
         }  # fmt: skip
-        name = f"{request.method} {request.path}"
+        name = f"{method} {path}"
         return Span(name, "server", trace, parent, bool(int(flags, 16) & 1), self._end, named)
 
     def _end(self, span: Span) -> None:

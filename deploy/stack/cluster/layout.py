@@ -8,7 +8,7 @@ from typing import get_args
 from deploy.planning.engines import EnginePlan, Role
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
-from deploy.stack.container_layout import ContainerLayout
+from deploy.stack.containers import ContainerLayout
 from deploy.stack.layout import ENGINE_CACHE, ENGINE_PORT, EVERYWHERE, Endpoint, FilePlace
 from deploy.stack.service import ServiceRole
 

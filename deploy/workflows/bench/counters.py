@@ -10,7 +10,7 @@ from deploy.benchmark.results import HitTokens, RedisPathUse, RequestRecord
 from deploy.metrics.engine import EXTERNAL_HITS, EXTERNAL_QUERIES, FINISHED, LOCAL_HITS, Latency
 from deploy.metrics.page import MetricsPage
 from deploy.planning.engines import EnginePlan
-from deploy.verify.eligible import eligible_tokens
+from deploy.verify.hits import eligible_tokens
 from deploy.verify.store_path import StorePath
 from deploy.workflows.running import RunningStack, engine_page, kv_server_page
 

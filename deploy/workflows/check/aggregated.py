@@ -13,8 +13,7 @@ from functools import partial
 
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
-from deploy.verify.eligible import eligible_tokens
-from deploy.verify.hits import Hits, Phase
+from deploy.verify.hits import Hits, Phase, eligible_tokens
 from deploy.workflows.check.probes import held, lengths, said
 from deploy.workflows.check.routed import ATTEMPTS, ROUTER_PROMPTS, TURNS, conversation, last_turn
 from deploy.workflows.check.session import Session

@@ -15,9 +15,8 @@ from itertools import repeat
 from deploy.metrics.engine import CacheCounters
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
-from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Completion
-from deploy.verify.hits import Counted, Hits, PairResult, Phase, Tiers, added
+from deploy.verify.hits import Counted, Hits, PairResult, Phase, Tiers, added, eligible_tokens
 from deploy.verify.own_prompt import OwnPrompt
 from deploy.workflows.check.session import USERS, Session
 from deploy.workflows.check.tiers import TierReading

@@ -9,9 +9,8 @@ from functools import partial
 
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
-from deploy.verify.eligible import eligible_tokens
 from deploy.verify.equivalence import Completion
-from deploy.verify.hits import Hits, Phase
+from deploy.verify.hits import Hits, Phase, eligible_tokens
 from deploy.workflows.check.probes import held, hits_of, lengths, said, token_ids
 from deploy.workflows.check.session import ANSWER_TIMEOUT_S, USERS, Session
 

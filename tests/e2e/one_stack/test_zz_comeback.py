@@ -20,7 +20,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.front import ask
 from deploy.tiny_model.recipe import tensors
 from deploy.tiny_model.weights import safetensors_bytes
-from deploy.verify.eligible import eligible_tokens
+from deploy.verify.hits import eligible_tokens
 from tests.e2e.conftest import Deploy, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT, model_folder
 from tests.e2e.one_stack.test_one_stack import CONSUMER, counted

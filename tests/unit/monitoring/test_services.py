@@ -17,7 +17,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import MissingTool, StackUnhealthy
 from deploy.runtime import host
 from deploy.stack.build import build_stack
-from deploy.stack.container_layout import ContainerLayout
+from deploy.stack.containers import ContainerLayout
 from deploy.stack.monitoring import prometheus_config
 from deploy.stack.process_layout import ProcessLayout
 from deploy.stack.service import Service

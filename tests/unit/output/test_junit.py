@@ -10,7 +10,8 @@ import pytest
 
 from deploy.errors import ConfigError, StackUnhealthy
 from deploy.output.junit import junit_xml, write_junit
-from deploy.verify.report import CheckReport, Diagnosis, Failure
+from deploy.verify.items import Failure
+from deploy.verify.report import CheckReport, Diagnosis
 from tests.unit.output.test_views import PASSED
 
 LOST = Diagnosis("keys_lost", "Redis was flushed", "deploy check --name demo")

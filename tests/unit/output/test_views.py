@@ -18,7 +18,8 @@ from deploy.output.views import images_view, status_view, swap_view
 from deploy.planning.inventory import Inventory
 from deploy.runtime.advisories import Advisory
 from deploy.verify.hits import Hits, PairResult, Phase
-from deploy.verify.report import CheckReport, Diagnosis, Equivalence, Failure, StoreUse
+from deploy.verify.items import Failure
+from deploy.verify.report import CheckReport, Diagnosis, Equivalence, StoreUse
 from deploy.verify.store_path import StorePath
 from deploy.workflows.catalog_images import ImageRow
 from deploy.workflows.prepare import Prepared

@@ -13,7 +13,7 @@ import httptools
 import httpx
 import pytest
 from pdkit_router.answers import pass_on
-from pdkit_router.client_response import ClientResponse
+from pdkit_router.client_side import ClientResponse
 from pdkit_router.engine_side import HELD_BYTES, EngineConnection
 
 from tests.unit.router.conftest import Router, forget_peak, peak

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 from pdkit_router import forward
-from pdkit_router.client_response import ClientResponse
+from pdkit_router.client_side import ClientResponse
 from pdkit_router.engines import Group
 from pdkit_router.errors import Refused
 from pdkit_router.request import Request

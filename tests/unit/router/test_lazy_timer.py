@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from pdkit_router.limits import LazyTimer
+from pdkit_router.timers import LazyTimer
 
 
 class Clock:

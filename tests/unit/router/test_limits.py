@@ -12,10 +12,8 @@ from unittest import mock
 
 import pytest
 from pdkit_router import client_side
-from pdkit_router.client_response import ClientResponse
-from pdkit_router.client_side import Clients
+from pdkit_router.client_side import ClientLimits, ClientResponse, Clients
 from pdkit_router.errors import Refused
-from pdkit_router.limits import ClientLimits
 from pdkit_router.request import Doorkeeper, Request
 
 from tests.unit.router.stand_in import Loop

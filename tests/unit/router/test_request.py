@@ -13,7 +13,7 @@ from pdkit_router import engines
 from pdkit_router.engine_side import EngineLost
 from pdkit_router.engines import Engine, Group, HealthChecker
 from pdkit_router.errors import Refused
-from pdkit_router.limits import Budget
+from pdkit_router.forward import Budget
 from pdkit_router.request import Request, work
 
 from tests.unit.router.conftest import engines_up

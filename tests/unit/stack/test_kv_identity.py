@@ -16,7 +16,7 @@ from deploy.config.kinds import kind_of
 from deploy.config.spec import SettledSpec, StackSpec
 from deploy.planning.inventory import Inventory
 from deploy.stack import kv_identity as module
-from deploy.stack.container_layout import ContainerLayout
+from deploy.stack.containers import ContainerLayout
 from deploy.stack.kv_identity import ROWS, hash_seed, kv_identity
 from deploy.stack.layout import Layout
 from deploy.stack.service import Service

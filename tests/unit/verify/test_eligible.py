@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.verify.eligible import eligible_tokens, is_pinned, pinned_range
+from deploy.verify.hits import eligible_tokens, is_pinned, pinned_range
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from deploy.verify.hits import Hits, PairResult, Phase
-from deploy.verify.report import (
-    CheckReport,
-    Diagnosis,
-    EngineHealth,
-    Equivalence,
-    Failure,
-    StoreUse,
-)
+from deploy.verify.items import Failure
+from deploy.verify.report import CheckReport, Diagnosis, EngineHealth, Equivalence, StoreUse
 
 REPORT = CheckReport(
     pairs=(

@@ -449,13 +449,6 @@ def test_a_look_that_fails_is_a_finding(lab: Lab, monkeypatch: pytest.MonkeyPatc
     assert found.status == "unknown" and "nobody foresaw this" in found.message
 
 
-def test_up_is_not_slowed(lab: Lab) -> None:
-    planned = prepare_here(lab.spec(), lab.home, lab.lines.append)
-    began = time.process_time()
-    preflight.require_fit(planned, lab.home, lab.lines.append)
-    assert time.process_time() - began < 0.3
-
-
 def test_code_that_lacks_a_plug_in_point_is_asked_for_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deploy.config import compat
 from deploy.config.kinds import Kind
 from deploy.errors import StateError
 from deploy.runtime.home import Home
@@ -126,3 +127,17 @@ def test_kinds_survive_their_file() -> None:
 def test_a_model_of_unknown_shape_survives_its_file(prepared: Make) -> None:
     made = replace(prepared().model, shape=None)
     assert restored_model(json.loads(json.dumps(asdict(made)))) == made
+
+
+def test_a_stack_keeps_the_connector_that_it_was_started_with(
+    prepared: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if a later table of versions would choose another; so nobody reads the table."""
+    home = Home(tmp_path, tmp_path)
+    state = new_state(prepared(vendor="cuda", machine=None, runtime="compose"), "up", boot="")
+    assert state.plan.spec.connector is None, "the versions decided"
+    write_state(home.stack("pdkit").state_file, state)
+    monkeypatch.setattr(compat, "load_rules", lambda: pytest.fail("the table is read"))
+    found = find_stack(home, "pdkit")
+    assert found is not None
+    assert found.prepared.plan.connector == "lmcache"

@@ -38,7 +38,6 @@ from pdkit_connector.redis_path.settings import (
 from pdkit_connector.redis_path.tensors import OwnTensors
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 from pdkit_connector.registry import describe
-from pdkit_connector.worker import open_socket
 
 _RESULTS = {
     "store": ("stored", "failed", "late", "paused", "no_room"),
@@ -102,7 +101,6 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         refuse_bad_login(self._client)
         if self.local_cpu_backend is not None:  # else no values move
             self._client.open()
-        open_socket(metadata.worker_id)
 
     def pdkit_facts(self) -> dict[str, str]:
         """Return what `kv_report` says about Redis."""
