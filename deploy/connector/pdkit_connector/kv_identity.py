@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdkit_connector.log import get_logger
 from pdkit_connector.model_files import DIGEST_VARIABLE
@@ -116,71 +116,125 @@ def _lora(config: Any) -> Any:
     return config.lora_config and config.lora_config.max_lora_rank
 
 
-# Row → why KV depends on it, and where it is taken.
-ROWS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "vllm": (
+class Row(NamedTuple):
+    """A row of an engine's identity: why KV depends on it, and where it is taken."""
+
+    why: str
+    taken_from: str
+    take: Callable[[Any], Any]
+
+
+ROWS: Mapping[str, Row] = {
+    "vllm": Row(
         "another release computes KV in another way, or lays it out in another order",
+        "the installed package",
         lambda _: installed_vllm(),
     ),
-    "lmcache": ("another release stores chunks in another order", lambda _: installed_lmcache()),
-    "connector": ("another version may arrange KV in another way", lambda _: connector_version()),
-    "model": ("the content of the weights and of what describes them", _model),
-    "overrides": (
+    "lmcache": Row(
+        "another release stores chunks in another order",
+        "the installed package",
+        lambda _: installed_lmcache(),
+    ),
+    "connector": Row(
+        "another version may arrange KV in another way",
+        "the content of pdkit's connector",
+        lambda _: connector_version(),
+    ),
+    "model": Row(
+        "other weights compute other KV",
+        "the fingerprint of the folder, which was compared at the start; of a hub's model, its "
+        "name and revision",
+        _model,
+    ),
+    "overrides": Row(
         "`--hf-overrides` changes numbers of the model",
+        "`model_config.hf_overrides`",
         lambda config: config.model_config.hf_overrides,
     ),
-    "dtype": ("KV is computed in it", lambda config: config.model_config.dtype),
-    "configuration": (
+    "dtype": Row(
+        "KV is computed in it", "`model_config.dtype`", lambda config: config.model_config.dtype
+    ),
+    "configuration": Row(
         "numbers of the model, such as heads, windows and positions, wherever they are given",
+        "a digest of `model_config.hf_config`, without paths",
         _configuration,
     ),
-    "implementation": (
+    "implementation": Row(
         "another implementation of the model may round in another way",
+        "`model_config`: `model_impl`, `code_revision`",
         lambda config: [
             getattr(config.model_config, name, None) for name in ("model_impl", "code_revision")
         ],
     ),
-    "kv_dtype": (
+    "kv_dtype": Row(
         "KV is kept in it, but for the layers that are left out",
+        "`cache_config`: `cache_dtype`, `kv_cache_dtype_skip_layers`",
         lambda config: [
             config.cache_config.cache_dtype,
             *(getattr(config.cache_config, "kv_cache_dtype_skip_layers", None) or ()),
         ],
     ),
-    "kv_scales": (
+    "kv_scales": Row(
         "scales of FP8 KV that an engine takes from its own first requests",
+        "`cache_config.calculate_kv_scales`",
         lambda config: getattr(config.cache_config, "calculate_kv_scales", False),
     ),
-    "quantization": (
+    "quantization": Row(
         "weights are used in other precision",
+        "`model_config.quantization`",
         lambda config: config.model_config.quantization,
     ),
-    "shape": ("heads that share K and V, and their size", _shape),
-    "context": (
-        "LongRoPE, dynamic scaling and Llama 4 choose positions by the longest context; `any` for "
-        "models that do not",
+    "shape": Row(
+        "heads that share K and V, and their size",
+        "`model_config`: KV heads, head size, `use_mla`",
+        _shape,
+    ),
+    "context": Row(
+        "LongRoPE, dynamic scaling and Llama 4 choose positions by the longest context",
+        "`model_config.max_model_len`; `auto` if vLLM chooses it; `any` for models whose positions "
+        "do not depend on it",
         _context,
     ),
-    "sliding_window": (
+    "sliding_window": Row(
         "tokens outside it have no influence",
+        "`cache_config.sliding_window`, `model_config.disable_sliding_window`",
         lambda config: [
             config.cache_config.sliding_window,
             getattr(config.model_config, "disable_sliding_window", None),
         ],
     ),
-    "tensor_parallel": (
+    "tensor_parallel": Row(
         "each rank holds a share of the heads",
+        "`parallel_config.tensor_parallel_size`",
         lambda config: config.parallel_config.tensor_parallel_size,
     ),
-    "parallel": ("each rank holds a share of the layers, or of the tokens", _parallel),
-    "attention": ("the back end that was chosen may round in another way", _attention),
-    "lora": ("adapters change weights", _lora),
-    "speculative": ("some draft models keep KV of their own", _speculative),
-    "additional_config": (
+    "parallel": Row(
+        "each rank holds a share of the layers, or of the tokens",
+        "`parallel_config`: pipeline, decode context and prefill context",
+        _parallel,
+    ),
+    "attention": Row(
+        "the back end that was chosen may round in another way",
+        "`attention_config.backend`, `VLLM_ATTENTION_BACKEND`",
+        _attention,
+    ),
+    "lora": Row("adapters change weights", "`lora_config.max_lora_rank`", _lora),
+    "speculative": Row(
+        "some draft models keep KV of their own",
+        "`speculative_config`: `method`, `num_speculative_tokens`",
+        _speculative,
+    ),
+    "additional_config": Row(
         "settings of vLLM's plug-ins",
+        "`additional_config`",
         lambda config: getattr(config, "additional_config", None),
     ),
-    "variables": ("some choose kernels, layouts and numbers", lambda _: changing_kv()),
+    "variables": Row(
+        "some choose kernels, layouts and numbers",
+        "the engine's environment: `VLLM_*` and those of the libraries below vLLM, without those "
+        "that do not change KV",
+        lambda _: changing_kv(),
+    ),
 }
 # What differs between an engine's processes once it runs.
 _EARLY = ("configuration", "variables")
@@ -191,7 +245,7 @@ def kv_rows(vllm_config: Any) -> dict[str, str]:
 
     A row that this vLLM cannot tell is "unknown": no row is worth an engine.
     """
-    return {name: _told(take, vllm_config) for name, (_, take) in ROWS.items()}
+    return {name: _told(row.take, vllm_config) for name, row in ROWS.items()}
 
 
 def _told(take: Callable[[Any], Any], vllm_config: Any) -> str:
