@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from deploy import errors
+from deploy.assets import connector_path
 from deploy.benchmark.results import Result
 from deploy.benchmark.sweep import Sweep
 from deploy.cli import options
@@ -79,6 +80,9 @@ def kv_identity_page() -> str:
         _KV_HEAD,
         _table(("row", "why it separates KV", "where it is taken"), rows),
         _KV_ENGINES,
+        "## What each engine compares",
+        _KV_OF_ENGINES,
+        _table(("row", "why it separates KV", "where it is taken"), engine_rows()),
         "## What does not change KV",
         _KV_LEFT_OUT,
         _table(("why two values mean the same KV", "names"), _unrelated()),
@@ -86,8 +90,9 @@ def kv_identity_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_KV_HEAD = """<!-- Generated from deploy/stack/kv_identity.py and deploy/config/engine_inputs.py:
-     do not edit, run python scripts/reference.py -->
+_KV_HEAD = """<!-- Generated from deploy/stack/kv_identity.py, deploy/config/engine_inputs.py and
+     deploy/connector/pdkit_connector/kv_identity.py: do not edit, run
+     python scripts/reference.py -->
 
 # Identity of KV
 
@@ -104,10 +109,27 @@ Engines that run as processes do not inherit variables of your shell that change
 `VLLM_*`, `LMCACHE_*`, and those of the libraries below vLLM, such as `NVIDIA_TF32_OVERRIDE` and
 `ONEDNN_DEFAULT_FPMATH_MODE`. `deploy up` names each that it leaves out. To pass one on, set it
 in `engine.env`; then it is in the identity."""
+_KV_OF_ENGINES = """\
+An engine that runs something else than planned, such as another vLLM after an upgrade of its
+virtual environment, must not load this KV either. So each engine takes the rows below from vLLM's
+own configuration as it starts, and their digest is part of its keys, too: it finds only KV of
+engines with equal rows. Its report has the rows, and those that are not as planned: `deploy check`
+and `deploy doctor` name them."""
 _KV_LEFT_OUT = """\
 These arguments and variables may differ without separating KV, whether the plan or you set
 them. Everything else that engines are given separates KV, known to pdkit or not, unless it is
 refused. An abbreviated argument counts as unknown."""
+
+
+def engine_rows() -> list[tuple[str, str, str]]:
+    """Return the rows of an engine's identity: name, why, and where they are taken."""
+    # The connector imports itself by the name that it has in engines.
+    sys.path.insert(0, str(connector_path()))
+    try:
+        from pdkit_connector.kv_identity import ROWS
+    finally:
+        sys.path.pop(0)
+    return [(f"`{name}`", row.why, row.taken_from) for name, row in ROWS.items()]
 
 
 def _unrelated() -> Iterator[tuple[str, str]]:

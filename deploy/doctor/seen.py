@@ -232,6 +232,9 @@ class StackSeen:
         left: processes or containers with the stack's mark that no state file knows.
         locked: another command works on it.
         state: there is a state file.
+        reports: how many of its engines report what they run.
+        apart: rows in which these differ from each other, with each engine's value.
+        unplanned: rows in which all of them differ from the plan alike.
     """
 
     running: tuple[str, ...] = ()
@@ -239,6 +242,9 @@ class StackSeen:
     left: int = 0
     locked: bool = False
     state: bool = False
+    reports: int = 0
+    apart: tuple[str, ...] = ()
+    unplanned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

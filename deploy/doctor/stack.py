@@ -44,6 +44,26 @@ def _lock(seen: Seen) -> Verdict | None:
     return ok("no other command works on it")
 
 
+def _alike(seen: Seen) -> Verdict | None:
+    stack, name = seen.stack, seen.spec.name
+    if stack is None or not stack.reports:
+        return None
+    anew = f"deploy down --name {name}, then deploy up --name {name}"
+    if stack.apart:
+        return warn(
+            f"the engines do not run the same: {'; '.join(stack.apart)}",
+            "each finds no KV of the others, and computes those prompts itself",
+            anew,
+        )
+    if stack.unplanned:
+        return warn(
+            f"the engines do not run what was planned: {'; '.join(stack.unplanned)}",
+            "they find no KV that was stored as planned, such as before an upgrade",
+            anew,
+        )
+    return ok("the engines run the same, as planned")
+
+
 RULES = (
     Rule(
         "stack.up", _up,
@@ -56,5 +76,13 @@ RULES = (
         looks_at="whether another command works on the stack; a lock left by a dead command is "
         "ignored",
         fails="another command works on it", fix="wait for it",
+    ),
+    Rule(
+        "stack.engines", _alike,
+        looks_at="what running engines report of themselves, such as versions, data types and the "
+        "model: [identity of KV](kv-identity.md)",
+        warns="an engine runs something else than the others, or all run something else than "
+        "planned",
+        fix="`deploy down`, then `deploy up`",
     ),
 )  # fmt: skip

@@ -124,6 +124,7 @@ class ContainerLayout:
     monitoring_dir = MONITORING
     connector_dir = CONNECTOR
     router_dir = ROUTER
+    versions = (None, None)  # the image's content stands for them
 
     @property
     def software_identity(self) -> str:

@@ -112,16 +112,19 @@ def kv_transfer_config(role: Role, plan: Plan, layout: Layout, namespace: str) -
     if plan.kv_server:
         config |= kv_server.transfer_config(plan, layout, namespace)
     extra = config.setdefault("kv_connector_extra_config", {})
-    extra["pdkit.planned"] = _planned_rows(plan)
+    extra["pdkit.planned"] = _planned_rows(plan, layout)
     if plan.layerwise:
         # vLLM picks CUDA graph modes by this key; LMCache itself reads its own configuration.
         extra["use_layerwise"] = True
     return config
 
 
-def _planned_rows(plan: Plan) -> dict[str, str]:
+def _planned_rows(plan: Plan, layout: Layout) -> dict[str, str]:
     """Return the rows of an engine's identity that the plan knows; it compares itself with them."""
     rows = {"dtype": plan.dtype, "tensor_parallel": str(plan.tp)}
+    for package, version in zip(("vllm", "lmcache"), layout.versions, strict=True):
+        if version:
+            rows[package] = version.partition("+")[0]  # without what says how it was built
     if plan.model.files:
         rows["model"] = plan.model.version
     if not depends_on_context(plan):

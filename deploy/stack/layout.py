@@ -105,6 +105,10 @@ class Layout(Protocol):
     def software_identity(self) -> str:
         """What tells one software of engines from another: image, or versions for processes."""
 
+    @property
+    def versions(self) -> tuple[str | None, str | None]:
+        """The versions of vLLM and LMCache that engines will run, as far as they were seen."""
+
     def redis(self, shard: RedisPlan) -> Endpoint:
         """Return where a Redis server listens."""
 

@@ -5,7 +5,7 @@ Where `up` itself refuses something, the same code runs here, and its error beco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,17 +26,19 @@ from deploy.doctor.seen import (
     StepOutcome,
 )
 from deploy.errors import MachineError, PdkitError
+from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.home import Home
 from deploy.runtime.host import available_memory_mib
 from deploy.runtime.lock import is_locked
 from deploy.runtime.observe import clock_is_synced, place, see_host
 from deploy.runtime.url_store import open_url_store
+from deploy.verify.diagnosis.engine_causes import rows_apart
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.hub import ask_about_model
 from deploy.workflows.images import looked_into
 from deploy.workflows.preflight import quick_look, see_code
 from deploy.workflows.prepare import Facts, Prepared, Report, prepare
-from deploy.workflows.running import RunningStack, find_stack, launcher_for
+from deploy.workflows.running import RunningStack, answering_pages, find_stack, launcher_for
 from deploy.workflows.same_plan import same_plan
 from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import stack_images
@@ -218,13 +220,25 @@ def _see_stack(prepared: Prepared, home: Home, here: Survey, steps: NotedSteps) 
     if isinstance(prepared.facts.software, Containers):
         steps.take("project", launcher.require_own_name, lambda _: "free, or used by this stack")
     services = [service.name for service in prepared.stack.services]
+    reports = _reports(existing) if existing is not None and up else {}
+    rows = rows_apart(reports)
     return StackSeen(
         running=tuple(up),
         missing=tuple(name for name in services if name not in up),
         left=0 if up else steps.take("marked", launcher.marked, str) or 0,
         locked=is_locked(home.lock_file(spec.name)),
         state=existing is not None,
+        reports=len(reports),
+        apart=tuple(one.text for one in rows if not one.alike),
+        unplanned=tuple(one.text for one in rows if one.alike),
     )
+
+
+def _reports(existing: RunningStack) -> dict[str, Mapping[str, Any]]:
+    """Return what each engine that answers reports of its KV."""
+    pages = answering_pages(existing)
+    kv = {name: ConnectorReport.read(page).kv for name, page in pages.items()}
+    return {name: facts for name, facts in kv.items() if "rows" in facts}
 
 
 def _running(existing: RunningStack) -> list[str]:

@@ -119,13 +119,24 @@ class TestTheModelsFiles:
         assert "have changed since this stack was started" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("argv", "fixes"), [((), 0), (("--kv-transfer-config", "{}"), 1)])
-def test_only_an_engine_with_a_connector_gets_fixes(monkeypatch, argv, fixes):
-    applied = []
+MP = json.dumps({"kv_connector_module_path": serve.MP_MODULE})
+
+
+@pytest.mark.parametrize(
+    ("argv", "steps"),
+    [
+        ((), []),
+        (("--kv-transfer-config", "{}"), ["rows", "fixes"]),
+        (("--kv-transfer-config", MP), ["rows"]),
+    ],
+)
+def test_only_an_engine_with_a_connector_gets_an_identity_and_fixes(monkeypatch, argv, steps):
+    taken = []
     monkeypatch.setattr(serve, "discover", list)
-    monkeypatch.setattr(serve.Registry, "apply", lambda *_: applied.append(1))
+    monkeypatch.setattr(serve, "take_rows_early", lambda: taken.append("rows"))
+    monkeypatch.setattr(serve.Registry, "apply", lambda *_: taken.append("fixes"))
     serve.check(argv)
-    assert len(applied) == fixes
+    assert taken == steps
 
 
 STEPS = """

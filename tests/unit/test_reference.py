@@ -150,6 +150,12 @@ class TestIdentity:
         page = reference.kv_identity_page()
         for name, row in ROWS.items():
             assert f"| `{name}` | {row.why} | {row.taken_from} |" in page
+        engines = page.partition("## What each engine compares")[2]
+        for name, why, taken_from in reference.engine_rows():
+            assert f"| {name} | {why} | {taken_from} |" in engines
+        assert {"`vllm`", "`connector`", "`variables`"} <= {
+            name for name, *_ in reference.engine_rows()
+        }
         table = page.partition("## What does not change KV")[2]
         for name, row in {**ARGUMENTS, **VARIABLES}.items():
             assert (f"`{name}`" in table) is bool(row.unrelated), name

@@ -6,27 +6,36 @@ environment, would still find the KV of the others. So each engine derives an id
 own configuration, and LMCache uses it as the model's name in keys: such an engine finds nothing,
 and its report names the row that differs.
 
-Rows are equal in all processes of an engine, and in producers and consumers. So they come from what
-vLLM was given and not from the loaded model: loading changes some configurations, in workers only.
+The rows are taken once, when the API server has made vLLM's configuration, and travel in it to the
+core and the workers: these change it when they load the model, each in its own way.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdkit_connector.log import get_logger
 from pdkit_connector.model_files import DIGEST_VARIABLE
 from pdkit_connector.releases import installed_lmcache, installed_vllm
+from pdkit_connector.variables import changing_kv
 
 UNKNOWN, ANY = "unknown", "any"
 # In vLLM's `kv_connector_extra_config`: the rows that the plan knows.
 PLANNED = "pdkit.planned"
+# There, too: the rows, once they are taken.
+TAKEN = "pdkit.rows"
+# What of a model's configuration says where it lies and who wrote it, and not what it is.
+_ORIGIN = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def planned(vllm_config: Any) -> Mapping[str, Any]:
@@ -36,9 +45,15 @@ def planned(vllm_config: Any) -> Mapping[str, Any]:
 
 
 def _context(config: Any) -> Any:
-    """Return the longest context, unless the plan knows that the model's KV is the same in all."""
-    free = planned(config).get("context") == ANY
-    return ANY if free else config.model_config.max_model_len
+    """Return the longest context, unless the plan knows that the model's KV is the same in all.
+
+    What vLLM is to choose is the model's own longest while the model is built. Then vLLM lowers it
+    to what fits, in some processes.
+    """
+    if planned(config).get("context") == ANY:
+        return ANY
+    chosen = getattr(config.model_config, "original_max_model_len", None) == -1
+    return "auto" if chosen else config.model_config.max_model_len
 
 
 def _model(config: Any) -> Any:
@@ -50,6 +65,27 @@ def _model(config: Any) -> Any:
     model = config.model_config.model
     name = Path(model).name if Path(model).is_absolute() else model
     return os.environ.get(DIGEST_VARIABLE) or [name, config.model_config.revision]
+
+
+def _configuration(config: Any) -> str:
+    """Return a digest of the model's configuration as vLLM uses it, overrides included."""
+    used = _without_origin(_plain(config.model_config.hf_config.to_dict()))
+    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_origin(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_origin(one) for key, one in value.items() if key not in _ORIGIN}
+    return [_without_origin(one) for one in value] if isinstance(value, list) else value
+
+
+@functools.cache
+def connector_version() -> str:
+    """Return a digest of this package's code."""
+    made, folder = hashlib.sha256(), Path(__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        made.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes() + b"\0")
+    return made.hexdigest()[:16]
 
 
 def _parallel(config: Any) -> Any:
@@ -80,63 +116,128 @@ def _lora(config: Any) -> Any:
     return config.lora_config and config.lora_config.max_lora_rank
 
 
-# Row → why KV depends on it, and where it is taken.
-ROWS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "vllm": (
+class Row(NamedTuple):
+    """A row of an engine's identity: why KV depends on it, and where it is taken."""
+
+    why: str
+    taken_from: str
+    take: Callable[[Any], Any]
+
+
+ROWS: Mapping[str, Row] = {
+    "vllm": Row(
         "another release computes KV in another way, or lays it out in another order",
+        "the installed package",
         lambda _: installed_vllm(),
     ),
-    "lmcache": ("another release stores chunks in another order", lambda _: installed_lmcache()),
-    "model": ("the content of the weights and of what describes them", _model),
-    "overrides": (
+    "lmcache": Row(
+        "another release stores chunks in another order",
+        "the installed package",
+        lambda _: installed_lmcache(),
+    ),
+    "connector": Row(
+        "another version may arrange KV in another way",
+        "the content of pdkit's connector",
+        lambda _: connector_version(),
+    ),
+    "model": Row(
+        "other weights compute other KV",
+        "the fingerprint of the folder, which was compared at the start; of a hub's model, its "
+        "name and revision",
+        _model,
+    ),
+    "overrides": Row(
         "`--hf-overrides` changes numbers of the model",
+        "`model_config.hf_overrides`",
         lambda config: config.model_config.hf_overrides,
     ),
-    "dtype": ("KV is computed in it", lambda config: config.model_config.dtype),
-    "configuration": (
-        "another config.json, or another implementation of the model",
+    "dtype": Row(
+        "KV is computed in it", "`model_config.dtype`", lambda config: config.model_config.dtype
+    ),
+    "configuration": Row(
+        "numbers of the model, such as heads, windows and positions, wherever they are given",
+        "a digest of `model_config.hf_config`, without paths",
+        _configuration,
+    ),
+    "implementation": Row(
+        "another implementation of the model may round in another way",
+        "`model_config`: `model_impl`, `code_revision`",
         lambda config: [
-            getattr(config.model_config, name, None)
-            for name in ("hf_config_path", "config_format", "model_impl", "code_revision")
+            getattr(config.model_config, name, None) for name in ("model_impl", "code_revision")
         ],
     ),
-    "kv_dtype": (
+    "kv_dtype": Row(
         "KV is kept in it, but for the layers that are left out",
+        "`cache_config`: `cache_dtype`, `kv_cache_dtype_skip_layers`",
         lambda config: [
             config.cache_config.cache_dtype,
             *(getattr(config.cache_config, "kv_cache_dtype_skip_layers", None) or ()),
         ],
     ),
-    "kv_scales": (
+    "kv_scales": Row(
         "scales of FP8 KV that an engine takes from its own first requests",
+        "`cache_config.calculate_kv_scales`",
         lambda config: getattr(config.cache_config, "calculate_kv_scales", False),
     ),
-    "quantization": (
+    "quantization": Row(
         "weights are used in other precision",
+        "`model_config.quantization`",
         lambda config: config.model_config.quantization,
     ),
-    "shape": ("heads that share K and V, and their size", _shape),
-    "context": (
-        "LongRoPE, dynamic scaling and Llama 4 choose positions by the longest context; `any` for "
-        "models that do not",
+    "shape": Row(
+        "heads that share K and V, and their size",
+        "`model_config`: KV heads, head size, `use_mla`",
+        _shape,
+    ),
+    "context": Row(
+        "LongRoPE, dynamic scaling and Llama 4 choose positions by the longest context",
+        "`model_config.max_model_len`; `auto` if vLLM chooses it; `any` for models whose positions "
+        "do not depend on it",
         _context,
     ),
-    "sliding_window": (
+    "sliding_window": Row(
         "tokens outside it have no influence",
+        "`cache_config.sliding_window`, `model_config.disable_sliding_window`",
         lambda config: [
             config.cache_config.sliding_window,
             getattr(config.model_config, "disable_sliding_window", None),
         ],
     ),
-    "tensor_parallel": (
+    "tensor_parallel": Row(
         "each rank holds a share of the heads",
+        "`parallel_config.tensor_parallel_size`",
         lambda config: config.parallel_config.tensor_parallel_size,
     ),
-    "parallel": ("each rank holds a share of the layers, or of the tokens", _parallel),
-    "attention": ("the back end that was chosen may round in another way", _attention),
-    "lora": ("adapters change weights", _lora),
-    "speculative": ("some draft models keep KV of their own", _speculative),
+    "parallel": Row(
+        "each rank holds a share of the layers, or of the tokens",
+        "`parallel_config`: pipeline, decode context and prefill context",
+        _parallel,
+    ),
+    "attention": Row(
+        "the back end that was chosen may round in another way",
+        "`attention_config.backend`, `VLLM_ATTENTION_BACKEND`",
+        _attention,
+    ),
+    "lora": Row("adapters change weights", "`lora_config.max_lora_rank`", _lora),
+    "speculative": Row(
+        "some draft models keep KV of their own",
+        "`speculative_config`: `method`, `num_speculative_tokens`",
+        _speculative,
+    ),
+    "additional_config": Row(
+        "settings of vLLM's plug-ins",
+        "`additional_config`",
+        lambda config: getattr(config, "additional_config", None),
+    ),
+    "variables": Row(
+        "some choose kernels, layouts and numbers",
+        "the engine's environment: `VLLM_*` and those of the libraries below vLLM, without those "
+        "that do not change KV",
+        lambda _: changing_kv(),
+    ),
 }
+# What differs between an engine's processes once it runs.
+_EARLY = ("configuration", "variables")
 
 
 def kv_rows(vllm_config: Any) -> dict[str, str]:
@@ -144,18 +245,85 @@ def kv_rows(vllm_config: Any) -> dict[str, str]:
 
     A row that this vLLM cannot tell is "unknown": no row is worth an engine.
     """
-    return {name: _told(take, vllm_config) for name, (_, take) in ROWS.items()}
+    return {name: _told(row.take, vllm_config) for name, row in ROWS.items()}
 
 
 def _told(take: Callable[[Any], Any], vllm_config: Any) -> str:
     try:
         value = take(vllm_config)
-        if value is not None and not isinstance(value, (str, int, list, dict)):
-            # Functions among the overrides have no other name that two processes share.
-            value = getattr(value, "__qualname__", None) or str(value).removeprefix("torch.")
-        return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     except Exception:  # noqa: BLE001 - see above
         return UNKNOWN
+    try:
+        value = _plain(value)
+    except Exception:  # noqa: BLE001 - such as a value that holds itself
+        value = _described(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value: the same in all processes, and another for another."""
+    if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else repr(key): _plain(value[key]) for key in value}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(one) for one in value), key=json.dumps)
+    return _plain_object(value)
+
+
+def _plain_object(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if code := getattr(value, "__code__", None):
+        return [value.__qualname__, code.co_code.hex(), *map(_described, code.co_consts)]
+    if name := getattr(value, "__qualname__", None):
+        return f"{value.__module__}.{name}"
+    if callable(hashed := getattr(value, "compute_hash", None)):
+        return [type(value).__qualname__, hashed()]  # one of vLLM's own configurations
+    if held := getattr(value, "__dict__", None):
+        return [type(value).__qualname__, _plain(held)]
+    return _described(value)
+
+
+def _described(value: Any) -> str:
+    return _ADDRESS.sub("", repr(value)).removeprefix("torch.")
+
+
+def take_rows_early() -> None:
+    """Have vLLM's configuration carry the rows from the moment the API server has made it.
+
+    What the plan did not give is logged there, once for an engine.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    variables = _told(lambda _: changing_kv(), None)  # before vLLM sets some itself
+    make = EngineArgs.create_engine_config
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        config = make(*args, **kwargs)
+        if transfer := config.kv_transfer_config:
+            rows = {**kv_rows(config), "variables": variables}
+            transfer.kv_connector_extra_config[TAKEN] = rows
+            warn_of_unplanned(rows, planned(config))
+        return config
+
+    EngineArgs.create_engine_config = made
+
+
+def rows_of(vllm_config: Any) -> dict[str, str]:
+    """Return the rows that the API server took; without any, what each process knows alike."""
+    if taken := vllm_config.kv_transfer_config.get_from_extra_config(TAKEN, None):
+        return dict(taken)
+    named = _told(
+        lambda config: [
+            getattr(config.model_config, name, None) for name in ("hf_config_path", "config_format")
+        ],
+        vllm_config,
+    )
+    return {**kv_rows(vllm_config), **dict.fromkeys(_EARLY, UNKNOWN), "configuration": named}
 
 
 def key_name(rows: Mapping[str, str]) -> str:
@@ -177,25 +345,28 @@ def with_key_name(vllm_config: Any, name: str) -> Any:
 
 def identified(vllm_config: Any) -> tuple[Any, dict[str, Any]]:
     """Return the configuration for LMCache, and what the engine reports of its identity."""
-    told = facts(kv_rows(vllm_config), vllm_config)
+    told = facts(rows_of(vllm_config), vllm_config)
     return with_key_name(vllm_config, told["key_name"]), told
 
 
 def facts(rows: Mapping[str, str], vllm_config: Any) -> dict[str, Any]:
     """Return what an engine reports of its identity, beside the format of its KV."""
-    unplanned = differences(rows, planned(vllm_config))
-    for name, value in unplanned.items():
+    return {
+        "model": rows["model"],
+        "key_name": key_name(rows),
+        "rows": dict(rows),
+        "unplanned": differences(rows, planned(vllm_config)),
+    }
+
+
+def warn_of_unplanned(rows: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Log each row that is not as given."""
+    for name, value in differences(rows, given).items():
         get_logger().warning(
             "pdkit-connector %s is %s, and %s was planned: this engine finds no KV of engines that "
             "run as planned",
             name, rows[name], value,
         )  # fmt: skip
-    return {
-        "model": rows["model"],
-        "key_name": key_name(rows),
-        "rows": dict(rows),
-        "unplanned": unplanned,
-    }
 
 
 def differences(rows: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:

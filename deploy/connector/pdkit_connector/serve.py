@@ -21,6 +21,7 @@ from typing import Any
 from pdkit_connector import fork_server
 from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
+from pdkit_connector.kv_identity import take_rows_early
 from pdkit_connector.log import get_logger
 from pdkit_connector.log_files import bound_logs
 from pdkit_connector.metrics import EngineCollector
@@ -153,7 +154,8 @@ def without_garbage_collection() -> Iterator[None]:
 def check(argv: Sequence[str]) -> None:
     """Read the server's key, and apply every fix in this process, which holds no KV.
 
-    The fixes are for LMCache: an engine without a connector imports neither.
+    The fixes are for LMCache: an engine without a connector imports neither. One with a connector
+    has the identity of its KV taken when vLLM makes its configuration.
 
     Raises:
         ConnectorError: there is no key.
@@ -169,6 +171,7 @@ def check(argv: Sequence[str]) -> None:
         return
     import lmcache  # noqa: F401
 
+    take_rows_early()
     if transfer_config(argv).get("kv_connector_module_path") == MP_MODULE:
         return  # the fixes are for LMCache inside the engine
     registry = Registry(discover())

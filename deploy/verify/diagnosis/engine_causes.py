@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from deploy.verify.diagnosis.evidence import CONNECTOR, EngineFacts, Evidence, join, said_by
 from deploy.verify.report import Diagnosis
@@ -146,14 +148,10 @@ _NAMED_ELSEWHERE = frozenset({"model", "tensor_parallel", "dtype", "shape"})
 
 def identity(evidence: Evidence) -> Diagnosis | None:
     """Engines that run something else than the others, such as another vLLM."""
-    rows = {engine.name: engine.kv.get("rows") for engine in evidence.engines if not engine.ended}
-    told = {name: values for name, values in rows.items() if isinstance(values, Mapping)}
-    apart: list[str] = []
-    for row in dict.fromkeys(row for values in told.values() for row in values):
-        values = {name: of_engine.get(row, "unknown") for name, of_engine in told.items()}
-        if row not in _NAMED_ELSEWHERE and len(set(map(str, values.values()))) > 1:
-            planned = next(filter(None, (_planned(e, row) for e in evidence.engines)), "")
-            apart.append(f"{row}: {said_by(values)}{f' ({planned} was planned)' * bool(planned)}")
+    serving = {engine.name: engine.kv for engine in evidence.engines if not engine.ended}
+    apart = [
+        one.text for one in rows_apart(serving) if not one.alike and one.row not in _NAMED_ELSEWHERE
+    ]
     if not apart:
         return None
     return Diagnosis(
@@ -163,9 +161,40 @@ def identity(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _planned(engine: EngineFacts, row: str) -> str:
-    unplanned = engine.kv.get("unplanned")
-    return str(unplanned.get(row, "")) if isinstance(unplanned, Mapping) else ""
+@dataclass(frozen=True)
+class RowApart:
+    """A row of identity that differs between engines, or from the plan.
+
+    Attributes:
+        text: what each engine runs, and what was planned, if an engine knows.
+        alike: all engines run the same.
+    """
+
+    row: str
+    text: str
+    alike: bool
+
+
+def rows_apart(reports: Mapping[str, Mapping[str, Any]]) -> list[RowApart]:
+    """Return the rows in which engines differ from each other or from the plan."""
+    every = {name: rows for name, kv in reports.items() if (rows := _mapping(kv, "rows"))}
+    planned = {
+        row: value for kv in reports.values() for row, value in _mapping(kv, "unplanned").items()
+    }
+    found: list[RowApart] = []
+    for row in dict.fromkeys(row for rows in every.values() for row in rows):
+        values = {name: str(rows.get(row, "unknown")) for name, rows in every.items()}
+        alike = len(set(values.values())) == 1
+        if not alike or row in planned:
+            text = f"{row}: {said_by(values)}"
+            text += f" ({planned[row]} was planned)" if row in planned else ""
+            found.append(RowApart(row, text, alike))
+    return found
+
+
+def _mapping(kv: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = kv.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 redis_address = _differs(

@@ -18,6 +18,8 @@ from deploy.config.engine_inputs import (
     refused_option,
     refused_variable,
 )
+from deploy.connector.pdkit_connector import variables
+from deploy.runtime.process.shell import _NUMBERS
 from tests.gpu.pairs import MP_PAIR, PAIRS, pinned
 from tests.vllm_inputs import NAMES, read, written
 
@@ -32,6 +34,15 @@ def rowless(names: frozenset[str], version: str) -> list[str]:
         f"say in {FILE} whether it changes KV"
         for name in sorted(names - ARGUMENTS.keys() - VARIABLES.keys())
     ]
+
+
+def test_engines_leave_out_the_same_variables_of_their_identity() -> None:
+    """The connector, which imports nothing of the rest, has names of its own."""
+    unrelated = {name for name, row in VARIABLES.items() if row.unrelated}
+    assert {name for name in unrelated if name.startswith(variables.FAMILIES)} == (
+        variables.UNRELATED
+    ), "write the same names into deploy/connector/pdkit_connector/variables.py"
+    assert set(variables.FAMILIES) == {*_NUMBERS, "VLLM_"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

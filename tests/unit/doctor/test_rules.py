@@ -347,6 +347,12 @@ CASES = [
     Case("stack.up", "fail", "it is broken", {"outcomes": {"state": BAD}}),
     Case("stack.lock", "ok", "no other command", {"stack": StackSeen()}),
     Case("stack.lock", "fail", "another deploy command", {"stack": StackSeen(locked=True)}),
+    Case("stack.engines", "ok", "run the same, as planned", {"stack": StackSeen(reports=2)}),
+    Case("stack.engines", "warn", "do not run the same: vllm: producer-0 1; consumer-0 2",
+         {"stack": StackSeen(reports=2, apart=("vllm: producer-0 1; consumer-0 2",))}),
+    Case("stack.engines", "warn", "what was planned: vllm: producer-0, consumer-0 2 (1 was planned",
+         {"stack": StackSeen(
+             reports=2, unplanned=("vllm: producer-0, consumer-0 2 (1 was planned)",))}),
 ]  # fmt: skip
 
 

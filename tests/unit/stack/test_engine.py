@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,6 +33,35 @@ MakeCase = Callable[..., Case]
 def test_further_arguments_come_last_so_that_they_win(prepared: Make) -> None:
     argv = prepared(engine={"args": ["--seed", "1"]}).stack.service("producer-0").argv
     assert argv[-2:] == ("--seed", "1")
+
+
+def planned_rows(made: Prepared) -> dict[str, str]:
+    argv = made.stack.service("producer-0").argv
+    transfer = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+    rows: dict[str, str] = transfer["kv_connector_extra_config"]["pdkit.planned"]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("versions", "rows"),
+    [
+        (("0.32.0", "0.5.6"), {"vllm": "0.32.0", "lmcache": "0.5.6"}),
+        # As engines report it.
+        (("0.32.0+cpu", "0.5.6"), {"vllm": "0.32.0", "lmcache": "0.5.6"}),
+        ((None, "0.5.6"), {"lmcache": "0.5.6"}),
+        (None, {}),
+    ],
+)
+def test_engines_know_which_versions_were_planned(
+    prepared: Make, versions: tuple[str, str] | None, rows: dict[str, str]
+) -> None:
+    found = planned_rows(prepared(versions=versions))
+    assert {name: found[name] for name in ("vllm", "lmcache") if name in found} == rows
+
+
+def test_of_an_image_no_versions_are_planned(contained: MakeCase) -> None:
+    """Its content is in the identity; what its name says of versions may be wrong."""
+    assert not planned_rows(contained().prepared).keys() & {"vllm", "lmcache"}
 
 
 def test_further_environment_reaches_engines_only(prepared: Make) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.config.engine_inputs import refused_option, refused_variable
 from tests.unit.stack.conftest import Case
 
 CLIENTS = ("pdkit", "lmcache")
@@ -85,3 +86,17 @@ class TestFiles:
         assert {key for key in made if made[key] != expected[key]} <= PLANNED
         changed = {"chunk_size", "max_local_cpu_size", "use_layerwise", "save_decode_cache"}
         assert all(made[key] != expected[key] for key in changed)
+
+    def test_nothing_takes_the_models_name_for_that_of_a_model(
+        self, client: str, role: str, shipped: Any
+    ) -> None:
+        """LMCache gets a name for keys in its place: CacheGen would look its layers up by it."""
+        settings = shipped(client, role)
+        assert settings.get("remote_serde", "naive") == "naive"
+        assert not {"enable_blending", "enable_controller"} & settings.keys()
+
+
+@pytest.mark.parametrize("name", ["LMCACHE_REMOTE_SERDE", "LMCACHE_ENABLE_BLENDING"])
+def test_users_cannot_turn_such_a_path_on(name: str) -> None:
+    assert refused_variable(name)
+    assert refused_option("--kv-transfer-config.x", shares_kv=True)[1]

@@ -577,3 +577,6 @@ def test_engines_of_equal_rows_are_no_cause() -> None:
     """Nor are rows that other causes name."""
     assert codes(missed=True, **rows({"vllm": "1"}, {"vllm": "1"})) == ["not_found"]
     assert "engine_differs" not in codes(missed=True, **rows({"model": "a"}, {"model": "b"}))
+    # What all run is not why one found nothing of another's; `deploy doctor` names it.
+    alike = rows({"vllm": "2"}, {"vllm": "2"}, unplanned={"vllm": "1"})
+    assert "engine_differs" not in codes(missed=True, **alike)

@@ -30,6 +30,7 @@ from deploy.errors import (
     PdkitError,
     PortTaken,
 )
+from deploy.metrics.connector import KV
 from deploy.output.doctor_view import doctor_view
 from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.process.launcher import ProcessLauncher
@@ -402,6 +403,36 @@ class TestEarlierRuns:
         assert "up with another plan" in failing(other)["stack.up"]
         assert other.failed[0].usage
         assert list(failing(other)) == ["stack.up"], "what it has itself is nobody else's"
+
+    @pytest.mark.parametrize(
+        ("unplanned", "status", "words"),
+        [
+            ({}, "ok", "run the same, as planned"),
+            ({"vllm": "0.1"}, "warn", "consumer-0 0.2 (0.1 was planned)"),
+        ],
+    )
+    def test_engines_that_do_not_run_what_was_planned(
+        self,
+        lab: Lab,
+        monkeypatch: pytest.MonkeyPatch,
+        unplanned: dict[str, str],
+        status: str,
+        words: str,
+    ) -> None:
+        kv = json.dumps({"rows": {"vllm": "0.2", "dtype": "x"}, "unplanned": unplanned})
+        sample = f"{KV}{{facts={json.dumps(kv)}}} 1"
+        monkeypatch.setenv("STAND_IN_REPORT", sample)
+        spec = lab.spec()
+        lab.up(spec)
+        found = of(look(lab, spec), "stack.engines")
+        assert (found.status, words in found.message) == (status, True), found.message
+        assert "dtype" not in found.message
+
+    def test_engines_that_report_nothing(self, lab: Lab) -> None:
+        spec = lab.spec()
+        assert "stack.engines" not in {one.id for one in look(lab, spec).findings}
+        lab.up(spec)
+        assert "stack.engines" not in {one.id for one in look(lab, spec).findings}
 
     def test_an_earlier_run_without_docker_is_unknown(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
