@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,10 @@ def engine_rows() -> list[tuple[str, str, str]]:
     # The connector imports itself by the name that it has in engines.
     sys.path.insert(0, str(connector_path()))
     try:
-        from pdkit_connector.kv_identity import ROWS
+        rows = import_module("pdkit_connector.kv_identity").ROWS
     finally:
         sys.path.pop(0)
-    return [(f"`{name}`", row.why, row.taken_from) for name, row in ROWS.items()]
+    return [(f"`{name}`", row.why, row.taken_from) for name, row in rows.items()]
 
 
 def _unrelated() -> Iterator[tuple[str, str]]:
