@@ -10,6 +10,7 @@ fields `docs/reference/json.md` lists (`deploy/output/contract`). Run from a che
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -126,10 +127,10 @@ def engine_rows() -> list[tuple[str, str, str]]:
     # The connector imports itself by the name that it has in engines.
     sys.path.insert(0, str(connector_path()))
     try:
-        from pdkit_connector.kv_identity import ROWS
+        module = importlib.import_module("pdkit_connector.kv_identity")
     finally:
         sys.path.pop(0)
-    return [(f"`{name}`", row.why, row.taken_from) for name, row in ROWS.items()]
+    return [(f"`{name}`", row.why, row.taken_from) for name, row in module.ROWS.items()]
 
 
 def _unrelated() -> Iterator[tuple[str, str]]:
