@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_process import last_line
 from pdkit_connector import kv_identity
 from pdkit_connector.kv_identity import (
     ANY,
@@ -196,10 +197,11 @@ def test_the_latent_kv_of_an_mla_model_counts(tmp_path):
     }.items(),
 )
 def test_variables_that_change_numbers_count(engine, monkeypatch, name, differs):
-    monkeypatch.delenv(name, raising=False)
-    one = kv_rows(engine)
-    monkeypatch.setenv(name, "1")
-    other = kv_rows(engine)
+    found = []
+    for environ in ({}, {name: "1"}):
+        monkeypatch.setattr(kv_identity, "AT_START", changing_kv(environ))
+        found.append(kv_rows(engine))
+    one, other = found
     assert (one != other) is differs
     assert (f'"{name}": "1"' in other["variables"]) is differs
 
@@ -230,6 +232,22 @@ def test_the_connectors_version_is_that_of_its_code(tmp_path, monkeypatch):
         monkeypatch.setattr(kv_identity, "__file__", str(package.parent / "kv_identity.py"))
         found.append(connector_version.__wrapped__())
     assert found[0] == found[2] != found[1]
+
+
+STARTED = """
+import os
+os.environ["VLLM_SET_LATER"] = "1"
+from pdkit_connector import variables
+os.environ["VLLM_SET_LAST"] = "1"
+print(sorted(variables.AT_START))
+"""
+
+
+def test_variables_count_that_the_engine_was_started_with():
+    """vLLM sets some itself, each release others."""
+    found = last_line(STARTED, VLLM_GIVEN="1")
+    assert "VLLM_GIVEN" in found and "VLLM_SET_LATER" in found
+    assert "VLLM_SET_LAST" not in found
 
 
 class _Settings:
@@ -303,7 +321,7 @@ class TestTakenEarly:
         worker = pickle.loads(pickle.dumps(made))  # noqa: S301 - just made
         worker.model_config.hf_config.rope_parameters["rope_theta"] = 5.0
         worker.model_config.max_model_len = 256
-        monkeypatch.setenv("VLLM_SET_IN_WORKERS", "1")
+        monkeypatch.setattr(kv_identity, "AT_START", {"VLLM_SET_IN_WORKERS": "1"})
         given, told = identified(worker)
         assert told == identified(made)[1]
         assert given.model_config.model == told["key_name"]

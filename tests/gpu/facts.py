@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE
 from tests.gpu import emulated, goldens
 from tests.gpu.forked import in_fork
 
@@ -57,9 +58,11 @@ def main(vendor: str) -> None:
 def _facts(vendor: str, folder: Path) -> dict[str, Any]:
     import lmcache
     import vllm
+    from pdkit_connector.kv_identity import take_rows_early
 
     from tests.gpu.engines import make_model
 
+    take_rows_early()
     model = str(make_model(folder / "model"))
     engines = [served(engine, model) for engine in goldens.engines(vendor)]
     consumer = next(engine for engine in engines if engine.name == "consumer-0")
@@ -131,13 +134,16 @@ def config_of(engine: goldens.Engine) -> Any:
 
 def _environment(engine: goldens.Engine) -> AbstractContextManager[Any]:
     """Set what an engine is started with and its configuration is made of."""
-    wanted = (_RUNNER, "PYTHONHASHSEED")
+    wanted = (_RUNNER, "PYTHONHASHSEED", DIGEST_VARIABLE)
     return mock.patch.dict(os.environ, {k: v for k, v in engine.env.items() if k in wanted})
 
 
 def engine_facts(engine: goldens.Engine) -> dict[str, Any]:
     """Return an engine's arguments, and what vLLM configures by them."""
-    transfer = config_of(engine).kv_transfer_config
+    from pdkit_connector.kv_identity import identified
+
+    config = config_of(engine)
+    transfer = config.kv_transfer_config
     return {
         "argv": engine.argv,
         "transfer": {
@@ -148,6 +154,7 @@ def engine_facts(engine: goldens.Engine) -> dict[str, Any]:
         }
         if transfer
         else None,
+        "identity": identified(config)[1] if transfer else None,
         **_configuration(engine),
     }
 

@@ -59,6 +59,22 @@ def test_engines_that_share_no_kv_run_as_without_the_kit(facts: Facts) -> None:
         assert engine["prefix_caching"] is True, name
 
 
+def test_every_row_of_the_identity_is_known_and_as_planned(facts: Facts) -> None:
+    """Else engines of this vLLM would look alike, or each stack would warn."""
+    for name, engine in sharing(facts).items():
+        identity = engine["identity"]
+        assert "unknown" not in identity["rows"].values(), name
+        assert identity["unplanned"] == {}, name
+        assert identity["rows"]["vllm"] == facts["releases"]["vllm"].partition("+")[0], name
+
+
+def test_engines_of_a_stack_have_one_identity(facts: Facts) -> None:
+    names: dict[str, set[str]] = {}
+    for name, engine in sharing(facts).items():
+        names.setdefault(name.split()[0], set()).add(engine["identity"]["key_name"])
+    assert names and all(len(found) == 1 for found in names.values()), names
+
+
 def test_engines_take_the_paths_that_are_proved(facts: Facts) -> None:
     for name, engine in sharing(facts).items():
         layerwise = "layerwise" in name

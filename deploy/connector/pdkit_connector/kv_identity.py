@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from pdkit_connector.log import get_logger
 from pdkit_connector.model_files import DIGEST_VARIABLE
 from pdkit_connector.releases import installed_lmcache, installed_vllm
-from pdkit_connector.variables import changing_kv
+from pdkit_connector.variables import AT_START
 
 UNKNOWN, ANY = "unknown", "any"
 # In vLLM's `kv_connector_extra_config`: the rows that the plan knows.
@@ -231,9 +231,9 @@ ROWS: Mapping[str, Row] = {
     ),
     "variables": Row(
         "some choose kernels, layouts and numbers",
-        "the engine's environment: `VLLM_*` and those of the libraries below vLLM, without those "
-        "that do not change KV",
-        lambda _: changing_kv(),
+        "the environment that the engine was started with: `VLLM_*` and those of the libraries "
+        "below vLLM, without those that do not change KV",
+        lambda _: AT_START,
     ),
 }
 # What differs between an engine's processes once it runs.
@@ -298,14 +298,13 @@ def take_rows_early() -> None:
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    variables = _told(lambda _: changing_kv(), None)  # before vLLM sets some itself
     make = EngineArgs.create_engine_config
 
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
         config = make(*args, **kwargs)
         if transfer := config.kv_transfer_config:
-            rows = {**kv_rows(config), "variables": variables}
+            rows = kv_rows(config)
             transfer.kv_connector_extra_config[TAKEN] = rows
             warn_of_unplanned(rows, planned(config))
         return config

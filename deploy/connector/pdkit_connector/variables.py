@@ -69,3 +69,7 @@ def _shown(name: str, value: str) -> str:
     if _PLAIN.fullmatch(value) and not _SECRET.search(name):
         return value
     return f"sha256:{hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()[:16]}"
+
+
+# Those that this process was started with: vLLM sets some itself as it is imported.
+AT_START = changing_kv()
