@@ -31,6 +31,7 @@ from deploy.config.example import example_yaml
 from deploy.config.settings import SettingGroup, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
 from deploy.config.spec import StackSpec
+from deploy.connector.pdkit_connector.model_files import NAMING_FILES
 from deploy.output.contract.schema import file_names, schema_for
 from deploy.output.contract.schema import page as json_page
 from deploy.stack import kv_identity
@@ -79,6 +80,9 @@ def kv_identity_page() -> str:
         _KV_HEAD,
         _table(("row", "why it separates KV", "where it is taken"), rows),
         _KV_ENGINES,
+        "## Files that arguments name",
+        _KV_FILES,
+        _table(("argument", "why the content counts"), _naming_files()),
         "## What does not change KV",
         _KV_LEFT_OUT,
         _table(("why two values mean the same KV", "names"), _unrelated()),
@@ -104,10 +108,22 @@ Engines that run as processes do not inherit variables of your shell that change
 `VLLM_*`, `LMCACHE_*`, and those of the libraries below vLLM, such as `NVIDIA_TF32_OVERRIDE` and
 `ONEDNN_DEFAULT_FPMATH_MODE`. `deploy up` names each that it leaves out. To pass one on, set it
 in `engine.env`; then it is in the identity."""
+_KV_FILES = """\
+Of these arguments, not only the text counts, but also the content of the folders and files that
+they name by an absolute path, as that of the model's folder does. Each start compares it, and
+`deploy swap` serves another one. In containers and pods, whose files the plan does not see, each
+engine takes it at its start, and finds only KV of engines with the same files.
+
+Names on a hub have no files to compare: as `--code-revision`, or the revision of a draft model,
+name a commit and not a branch, which may move."""
 _KV_LEFT_OUT = """\
 These arguments and variables may differ without separating KV, whether the plan or you set
 them. Everything else that engines are given separates KV, known to pdkit or not, unless it is
 refused. An abbreviated argument counts as unknown."""
+
+
+def _naming_files() -> Iterator[tuple[str, str]]:
+    return ((f"`{name}`", why) for name, why in NAMING_FILES.items())
 
 
 def _unrelated() -> Iterator[tuple[str, str]]:

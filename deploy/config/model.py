@@ -88,6 +88,7 @@ class Model:
         version: distinguishes different contents under the same name; "" if nothing does.
         kind: of its layers, as far as config.json is known.
         files: of a folder, those that `version` is made from: names, sizes and digests.
+        named: the files of other folders, and other files, that arguments of engines name.
     """
 
     ref: str
@@ -98,6 +99,7 @@ class Model:
     version: str = ""
     kind: Kind = PLAIN
     files: tuple[ModelFile, ...] = ()
+    named: tuple[ModelFile, ...] = ()
 
 
 # From the default model's config.json, so that it can be planned before it is downloaded.

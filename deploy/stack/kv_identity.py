@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from deploy.config.engine_args import grouped
 from deploy.config.engine_inputs import ARGUMENTS, CHANGES_KV, VARIABLES, row_of
 from deploy.config.model import Model
+from deploy.connector.pdkit_connector.model_files import files_digest
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
 from deploy.stack.engine import depends_on_context, engine_env, planned_argv
@@ -43,6 +44,10 @@ ROWS: Mapping[str, Row] = {
     "model": Row(
         "other weights compute other KV; the path of a folder does not count",
         "a folder's content; a Hugging Face id with its revision",
+    ),
+    "files": Row(
+        "adapters change weights, and other folders and files decide how the model is used",
+        "the content of folders and files that `engine.args` names; containers: the image's",
     ),
     "context": Row(
         "some models compute other positions for another maximum length, such as LongRoPE",
@@ -101,6 +106,7 @@ def kv_identity(engine: EnginePlan, plan: Plan, layout: Layout) -> dict[str, obj
         "vendor": plan.vendor.name,
         "software": layout.software_identity,
         "model": _model(plan.model),
+        "files": files_digest(plan.model.named),
         "context": plan.max_model_len if depends_on_context(plan) else None,
         "chunk_size": plan.chunk_size,
         "layerwise": plan.layerwise,

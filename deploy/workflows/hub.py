@@ -24,7 +24,9 @@ _UNKNOWN = (
 )
 
 
-def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) -> Model | None:
+def described_model(
+    spec: StackSpec, home: Home, vendor: str, report: Report, *, runtime: str = ""
+) -> Model | None:
     """Return the model by the hub's config.json; None if this machine has it, or the hub fails.
 
     With the commit that the hub names, to which engines are then held: whatever they fetch is what
@@ -36,7 +38,7 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
     """
     if spec.model and is_folder(spec.model):
         return None
-    model = find_model(spec, home, vendor)
+    model = find_model(spec, home, vendor, runtime=runtime)
     if model.source != "hub" or model.shape is not None or model.version:
         return None
     if not may_ask(spec):
@@ -56,7 +58,7 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
 
 
 def ask_about_model(
-    spec: StackSpec, home: Home, vendor: str
+    spec: StackSpec, home: Home, vendor: str, *, runtime: str = ""
 ) -> tuple[Model | None, HubSeen | None]:
     """Return the same model for `doctor`, and the hub's answer.
 
@@ -66,7 +68,7 @@ def ask_about_model(
     Raises:
         ConfigError: the model can be none.
     """
-    model = find_model(spec, home, vendor)
+    model = find_model(spec, home, vendor, runtime=runtime)
     if model.source != "hub":
         return None, None
     asked = HubSeen(cached=False, offline=False, cache="", address=hub_of(spec), asked=True)

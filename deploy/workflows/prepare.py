@@ -13,8 +13,10 @@ from deploy.config.choices import IN_ENGINES, Connector
 from deploy.config.compat import connector_of
 from deploy.config.engine_args import options
 from deploy.config.model import Model, resolve_model
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
+from deploy.connector.pdkit_connector.model_files import named_files
 from deploy.home_folder import default_hub_cache
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
@@ -154,7 +156,7 @@ def prepare(
     chosen = connector or _connector(spec, facts)
     settled = settle(spec, vendor=facts.vendor, runtime=facts.runtime, connector=chosen)
     if model is None:
-        model = find_model(spec, home, facts.vendor)
+        model = find_model(spec, home, facts.vendor, runtime=facts.runtime)
         facts.software.require_visible(model)
         if model.source == "folder":
             spec = spec.model_copy(
@@ -174,14 +176,17 @@ def _connector(spec: StackSpec, facts: Facts) -> Connector:
     return connector_of(spec, facts.vendor, *facts.versions)
 
 
-def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:
+def find_model(spec: StackSpec, home: Home, vendor: str, *, runtime: str = "") -> Model:
     """Return the model of a spec; a relative path is resolved from the current folder.
+
+    Args:
+        runtime: of the engines; of processes, the files that their arguments name are read.
 
     Raises:
         ConfigError: a folder that does not hold a model.
     """
     named = options(spec.engine.args)
-    return resolve_model(
+    model = resolve_model(
         spec.model or vendor_named(vendor).default_model,
         tiny_path=home.models / model_folder_name(),
         tiny_config=config_json(),
@@ -189,3 +194,6 @@ def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:
         load_format=named.get("--load-format") or "auto",
         revision=named.get("--revision") or "main",
     )
+    # In containers the same paths are others; their image is in the identity.
+    reads = runtime in RUNTIMES and RUNTIMES[runtime].as_user
+    return replace(model, named=named_files(spec.engine.args)) if reads else model

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pdkit_connector.log import get_logger
-from pdkit_connector.model_files import DIGEST_VARIABLE
+from pdkit_connector.model_files import DIGEST_VARIABLE, NAMED_VARIABLE
 from pdkit_connector.releases import installed_lmcache, installed_vllm
 
 UNKNOWN, ANY = "unknown", "any"
@@ -42,10 +42,9 @@ def _context(config: Any) -> Any:
 
 
 def _model(config: Any) -> Any:
-    """Return the fingerprint of a folder, which was compared when the engine started.
+    """Return the fingerprint of a folder, which was taken or compared when the engine started.
 
-    Else a hub's model and its commit, or the name of the tiny model's folder, which has its
-    version.
+    Else a hub's model and its commit.
     """
     model = config.model_config.model
     name = Path(model).name if Path(model).is_absolute() else model
@@ -88,6 +87,10 @@ ROWS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "lmcache": ("another release stores chunks in another order", lambda _: installed_lmcache()),
     "model": ("the content of the weights and of what describes them", _model),
+    "files": (
+        "the content of other folders and files that arguments name, such as adapters",
+        lambda _: os.environ.get(NAMED_VARIABLE, ""),
+    ),
     "overrides": (
         "`--hf-overrides` changes numbers of the model",
         lambda config: config.model_config.hf_overrides,
