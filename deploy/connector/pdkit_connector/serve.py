@@ -22,7 +22,7 @@ from pdkit_connector import fork_server
 from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.log import get_logger
-from pdkit_connector.log_files import bound_logs
+from pdkit_connector.log_files import bound_logs, leave_out_polls
 from pdkit_connector.metrics import EngineCollector
 from pdkit_connector.model_files import difference_to_plan, take_digests
 from pdkit_connector.model_watch import ModelWatch
@@ -53,6 +53,7 @@ def main() -> None:
         sys.exit(3)
     publish_counts()
     bound_logs()
+    leave_out_polls()
     # This module stays the process's main one, which each process that vLLM spawns imports again:
     # that of the server would cost each of them seconds.
     runpy.run_module(_SERVER, run_name="__main__")
