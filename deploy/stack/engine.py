@@ -127,7 +127,7 @@ def _planned_rows(plan: Plan) -> dict[str, str]:
     """Return the rows of an engine's identity that the plan knows; it compares itself with them."""
     rows = {"dtype": plan.dtype, "tensor_parallel": str(plan.tp)}
     if plan.model.files:
-        rows["model"] = plan.model.version
+        rows["model"] = files_digest(plan.model.files)
     if plan.model.named:
         rows["files"] = files_digest(plan.model.named)
     if not depends_on_context(plan):

@@ -43,7 +43,8 @@ ROWS: Mapping[str, Row] = {
     ),
     "model": Row(
         "other weights compute other KV; the path of a folder does not count",
-        "a folder's content; a Hugging Face id with its revision",
+        "a folder's content; a Hugging Face id with its revision, and with the cache's content "
+        "where engines have `HF_HUB_OFFLINE`",
     ),
     "files": Row(
         "adapters change weights, and other folders and files decide how the model is used",
@@ -119,7 +120,9 @@ def kv_identity(engine: EnginePlan, plan: Plan, layout: Layout) -> dict[str, obj
 
 def _model(model: Model) -> list[str]:
     """Return the content of a folder; of the hub's models, whose version may be unknown, the id."""
-    return [model.ref if model.source == "hub" else "", model.version]
+    if model.source != "hub":
+        return ["", model.version]
+    return [model.ref, model.version, *filter(None, [files_digest(model.files)])]
 
 
 def _changing(groups: list[list[str]]) -> list[list[str]]:

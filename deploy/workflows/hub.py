@@ -9,13 +9,14 @@ from dataclasses import replace
 from deploy.config.model import Model, is_folder, with_config
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
+from deploy.connector.pdkit_connector.model_files import is_offline
 from deploy.doctor.hub import refused
 from deploy.doctor.seen import HubSeen
 from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
-from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
+from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address
 from deploy.runtime.weights import WantedModel, fetch, give_to
-from deploy.workflows.prepare import Prepared, Report, find_model
+from deploy.workflows.prepare import OTHER_CACHES, Prepared, Report, find_model
 from deploy.workflows.user_files import provide_caches
 from deploy.workflows.user_secrets import hub_token
 
@@ -124,8 +125,7 @@ def _wanted(prepared: Prepared) -> WantedModel | None:
     container.
     """
     spec, model = prepared.spec, prepared.model
-    theirs = spec.engine.env.keys() & {"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"}
-    if model.source != "hub" or theirs:
+    if model.source != "hub" or not OTHER_CACHES.isdisjoint(spec.engine.env):
         return None
     arguments = spec.engine.args
     return WantedModel(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from deploy.config.model import snapshot_folder
 from deploy.connector.pdkit_connector.model_files import changed_files, model_files, named_files
 from deploy.errors import ModelChanged
 from deploy.workflows.prepare import Prepared
@@ -15,7 +16,8 @@ from deploy.workflows.prepare import Prepared
 def require_same_model(prepared: Prepared) -> None:
     """Check, before engines are started, that their weights are those whose KV the stack has.
 
-    A model of a hub is held to its revision instead, and the tiny model is checked by its content.
+    A model that a hub may give is held to its revision instead, and the tiny model is checked by
+    its content.
 
     Raises:
         ModelChanged: naming the first file that is another, and the command that serves the new
@@ -54,8 +56,10 @@ def require_last_good_model(target: Prepared) -> None:
 def _change(prepared: Prepared) -> tuple[str, str]:
     """Return what has changed: the first file, and how many others; "" if all are as planned."""
     was, what, changes = prepared.model, f"the weights in {prepared.model.ref}", []
-    if was.source == "folder" and was.files:
-        changes = list(changed_files(was.files, model_files(Path(was.ref))))
+    if was.files:
+        of_hub = was.source == "hub"
+        folder = snapshot_folder(was, prepared.hub_cache) if of_hub else Path(was.ref)
+        changes = list(changed_files(was.files, model_files(folder)))
     if was.named and not changes:
         what = "the files that engine.args names"
         changes = list(changed_files(was.named, named_files(prepared.spec.engine.args)))

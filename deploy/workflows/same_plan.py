@@ -71,8 +71,10 @@ def _unseen(spec: StackSpec) -> tuple[object, ...]:
 
 def _other_files(model: Model, was: Model) -> bool:
     """Tell whether the model's files differ from those that are served; False if unknown."""
-    other = "" not in (model.version, was.version) and model.version != was.version
-    return other or model.named != was.named
+    for one, other in ((model.version, was.version), (model.files, was.files)):
+        if one and other and one != other:
+            return True
+    return model.named != was.named
 
 
 def _same_software(spec: StackSpec, facts: Facts) -> bool:

@@ -23,7 +23,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -196,9 +196,10 @@ def unreadable_files(files: Sequence[ModelFile]) -> Iterator[tuple[str, str]]:
 def difference_to_plan(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
     """Return how the files that vLLM's arguments name differ from the plan's; "" if they do not.
 
-    "", too, if the plan names no files, as for a model of a hub, which is held to its revision.
+    "", too, if the plan names no files, as for a model that a hub gives: it is held to its
+    revision.
     """
-    planned, folder = environ.get(DIGEST_VARIABLE), Path(named_model(argv))
+    planned, folder = environ.get(DIGEST_VARIABLE), model_folder(argv, environ)
     if planned and planned != files_digest(files := model_files(folder)):
         for name, reason in unreadable_files(files):
             return f"{folder / name} cannot be read: {reason}"
@@ -214,13 +215,13 @@ def difference_to_plan(argv: Sequence[str], environ: Mapping[str, str] = os.envi
 
 def take_digests(argv: Sequence[str], environ: MutableMapping[str, str] = os.environ) -> None:
     """Note what the files hold now where the plan did not: it is this engine's identity then."""
-    found = {
-        DIGEST_VARIABLE: model_files(Path(named_model(argv))),
-        NAMED_VARIABLE: named_files(argv),
+    takes: Mapping[str, Callable[[], Sequence[ModelFile]]] = {
+        DIGEST_VARIABLE: lambda: model_files(model_folder(argv, environ)),
+        NAMED_VARIABLE: lambda: named_files(argv),
     }
-    for variable, files in found.items():
-        if files:
-            environ.setdefault(variable, files_digest(files))
+    for variable, take in takes.items():
+        if variable not in environ and (files := take()):
+            environ[variable] = files_digest(files)
 
 
 def named_model(argv: Sequence[str]) -> str:
@@ -228,9 +229,43 @@ def named_model(argv: Sequence[str]) -> str:
     return next((value for name, value in itertools.pairwise(argv) if name == "--model"), "")
 
 
-def entries(argv: Sequence[str]) -> object:
+def model_folder(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the model in vLLM's arguments, which may be missing.
+
+    Of a hub's model, it is the snapshot in the cache, if engines may not ask the hub: somebody may
+    have changed its files by hand. A hub would add files, so the folder is none then.
+    """
+    model = named_model(argv)
+    if model.startswith("/") or not is_offline(environ):
+        return Path(model)
+    given = {"--revision": "main", "--download-dir": str(_hub_cache(environ))}
+    for argument, following in itertools.pairwise((*argv, "")):
+        option, equals, value = argument.partition("=")
+        if (option := option.replace("_", "-")) in given:
+            given[option] = value if equals else following
+    folder = Path(given["--download-dir"], f"models--{model.replace('/', '--')}")
+    commit = given["--revision"]
+    with contextlib.suppress(OSError):
+        commit = (folder / "refs" / commit).read_text("utf-8").strip()
+    return folder / "snapshots" / commit
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Tell whether the hub's client is told to use its cache only."""
+    return environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _hub_cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the hub's cache, as its client finds it."""
+    if named := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(named)
+    caches = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/"), ".cache"))
+    return Path(environ.get("HF_HOME") or caches / "huggingface", "hub")
+
+
+def entries(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> object:
     """Return what changes with each change of a file that counts, without reading any."""
-    folders = [Path(named_model(argv)), *named_paths(argv)]
+    folders = [model_folder(argv, environ), *named_paths(argv)]
     files = (file for one in folders for file in (one, *(one / name for name in _names(one))))
     return sorted((str(file), *_stat(file)) for file in files)
 

@@ -47,7 +47,7 @@ class ModelWatch:
 
     def look(self) -> None:
         """Compare the content, if the files' entries are not those of the last look."""
-        found = entries(self._argv)
+        found = entries(self._argv, self._environ)
         if found == self._entries:
             return
         before, self.differs = self.differs, difference_to_plan(self._argv, self._environ)
