@@ -33,6 +33,7 @@ from deploy.config.example import example_yaml
 from deploy.config.settings import SettingGroup, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
 from deploy.config.spec import StackSpec
+from deploy.connector.pdkit_connector.model_files import NAMING_FILES
 from deploy.output.contract.schema import file_names, schema_for
 from deploy.output.contract.schema import page as json_page
 from deploy.stack import kv_identity
@@ -84,6 +85,9 @@ def kv_identity_page() -> str:
         "## What each engine compares",
         _KV_OF_ENGINES,
         _table(("row", "why it separates KV", "where it is taken"), engine_rows()),
+        "## Files that arguments name",
+        _KV_FILES,
+        _table(("argument", "why the content counts"), _naming_files()),
         "## What does not change KV",
         _KV_LEFT_OUT,
         _table(("why two values mean the same KV", "names"), _unrelated()),
@@ -116,6 +120,14 @@ virtual environment, must not load this KV either. So each engine takes the rows
 own configuration as it starts, and their digest is part of its keys, too: it finds only KV of
 engines with equal rows. Its report has the rows, and those that are not as planned: `deploy check`
 and `deploy doctor` name them."""
+_KV_FILES = """\
+Of these arguments, not only the text counts, but also the content of the folders and files that
+they name by an absolute path, as that of the model's folder does. Each start compares it, and
+`deploy swap` serves another one. In containers and pods, whose files the plan does not see, each
+engine takes it at its start, and finds only KV of engines with the same files.
+
+Names on a hub have no files to compare: as `--code-revision`, or the revision of a draft model,
+name a commit and not a branch, which may move."""
 _KV_LEFT_OUT = """\
 These arguments and variables may differ without separating KV, whether the plan or you set
 them. Everything else that engines are given separates KV, known to pdkit or not, unless it is
@@ -131,6 +143,10 @@ def engine_rows() -> list[tuple[str, str, str]]:
     finally:
         sys.path.pop(0)
     return [(f"`{name}`", row.why, row.taken_from) for name, row in rows.items()]
+
+
+def _naming_files() -> Iterator[tuple[str, str]]:
+    return ((f"`{name}`", why) for name, why in NAMING_FILES.items())
 
 
 def _unrelated() -> Iterator[tuple[str, str]]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from deploy.connector.pdkit_connector.model_files import NAMING_FILES
+
 
 @dataclass(frozen=True)
 class RefusedSetting:
@@ -368,6 +370,8 @@ ARGUMENTS = _merged(
         --shutdown-timeout
         """,
     ),
+    # The content of the folders and files that these name changes KV, too.
+    dict.fromkeys(NAMING_FILES, CHANGES_KV),
     _names("""
         --additional-config
         --all2all-backend
@@ -394,7 +398,6 @@ ARGUMENTS = _merged(
         --dcp-comm-backend
         --dcp-kv-cache-interleave-size
         --dcp-q-replicate
-        --default-mm-loras
         --diffusion-config
         --disable-cascade-attn
         --disable-chunked-mm-input
@@ -443,7 +446,6 @@ ARGUMENTS = _merged(
         --fault-tolerance-config
         --fully-sharded-loras
         --gdn-prefill-backend
-        --hf-config-path
         --hf-overrides
         --ignore-patterns
         --interleave-mm-strings
@@ -461,7 +463,6 @@ ARGUMENTS = _merged(
         --linear-backend
         --load-format
         --lora-dtype
-        --lora-modules
         --lora-target-modules
         --mamba-backend
         --mamba-block-size
@@ -479,7 +480,6 @@ ARGUMENTS = _merged(
         --mm-device-do-normalize
         --mm-encoder-attn-backend
         --mm-encoder-attn-dtype
-        --mm-encoder-fp8-scale-path
         --mm-encoder-fp8-scale-save-margin
         --mm-encoder-fp8-scale-save-path
         --mm-encoder-only
@@ -494,7 +494,6 @@ ARGUMENTS = _merged(
         --mm-tensor-ipc
         --model-class-overrides
         --model-impl
-        --model-loader-extra-config
         --moe-backend
         --monokernel
         --numa-bind
@@ -532,12 +531,9 @@ ARGUMENTS = _merged(
         --sleep-preserve-parameter-names
         --sparse-indexer-topk-backend
         --spec-method
-        --spec-model
         --spec-tokens
         --specialize-active-lora
-        --speculative-config
         --swa-bounded-replay
-        --tokenizer
         --tokenizer-mode
         --tokenizer-revision
         --tokens-only
@@ -560,7 +556,6 @@ ARGUMENTS = _merged(
         -dc
         -ep
         -q
-        -sc
         """),
 )
 
@@ -637,6 +632,14 @@ VARIABLES = _merged(
     # Of these families, but no part of the plan.
     _unrelated(_LOGS, "LMCACHE_LOG_LEVEL"),
     _names("PDKIT_DISABLE_FIXES"),
+    _refused(
+        _SET,
+        """
+        PDKIT_MODEL_FILES
+        PDKIT_NAMED_FILES
+        """,
+        _OWN_ROW,
+    ),
     _refused(replace(_SET, family=True), "PDKIT_"),
     _refused(replace(_DATA, family=True), "VLLM_DP_"),
     _refused(

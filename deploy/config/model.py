@@ -87,7 +87,9 @@ class Model:
         weight_bytes: size of the weight files that vLLM loads; None if they are not here yet.
         version: distinguishes different contents under the same name; "" if nothing does.
         kind: of its layers, as far as config.json is known.
-        files: of a folder, those that `version` is made from: names, sizes and digests.
+        files: of a folder, those that `version` is made from: names, sizes and digests. Of the
+            hub, those in the cache, if engines may use no others.
+        named: the files of other folders, and other files, that arguments of engines name.
     """
 
     ref: str
@@ -98,6 +100,7 @@ class Model:
     version: str = ""
     kind: Kind = PLAIN
     files: tuple[ModelFile, ...] = ()
+    named: tuple[ModelFile, ...] = ()
 
 
 # From the default model's config.json, so that it can be planned before it is downloaded.
@@ -139,6 +142,11 @@ def resolve_model(
             retry=({"--model": "./path/to/model"}, {"--model": "owner/name"}),
         )
     return _hub(value, hub_cache or default_hub_cache(), load_format, revision)
+
+
+def snapshot_folder(model: Model, cache: Path) -> Path:
+    """Return the folder of a hub's model of known version in the Hugging Face cache."""
+    return cache / f"models--{model.ref.replace('/', '--')}" / "snapshots" / model.version
 
 
 def is_folder(value: str) -> bool:

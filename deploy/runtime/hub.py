@@ -13,7 +13,6 @@ _TIMEOUT_S = 10.0
 _HUB = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REFUSALS = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-_YES = ("1", "ON", "YES", "TRUE")  # as the hub's client reads its switches
 
 
 class HubError(Exception):
@@ -34,11 +33,6 @@ class HubConfig:
 
     config: Mapping[str, Any]
     commit: str
-
-
-def is_offline(environ: Mapping[str, str]) -> bool:
-    """Tell whether the user wants the hub left alone."""
-    return environ.get("HF_HUB_OFFLINE", "").upper() in _YES
 
 
 def hub_address(environ: Mapping[str, str]) -> str:

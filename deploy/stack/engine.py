@@ -13,7 +13,11 @@ import yaml
 from deploy.assets import yaml_asset
 from deploy.config.engine_args import grouped, options
 from deploy.config.engine_inputs import ARGUMENTS
-from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE
+from deploy.connector.pdkit_connector.model_files import (
+    DIGEST_VARIABLE,
+    NAMED_VARIABLE,
+    files_digest,
+)
 from deploy.planning.engines import EnginePlan, Role
 from deploy.planning.plan import Plan
 from deploy.stack import kv_server, tracing
@@ -126,7 +130,9 @@ def _planned_rows(plan: Plan, layout: Layout) -> dict[str, str]:
         if version:
             rows[package] = version.partition("+")[0]  # without what says how it was built
     if plan.model.files:
-        rows["model"] = plan.model.version
+        rows["model"] = files_digest(plan.model.files)
+    if plan.model.named:
+        rows["files"] = files_digest(plan.model.named)
     if not depends_on_context(plan):
         rows["context"] = "any"  # which the engine takes over
     elif plan.max_model_len:
@@ -153,8 +159,9 @@ def engine_env(
         seed: of the KV's keys.
     """
     offline = {"HF_HUB_OFFLINE": "1"} if plan.model.source != "hub" else {}
-    # Whoever starts the engine, such as Docker, it refuses other weights than the planned ones.
-    held = {DIGEST_VARIABLE: plan.model.version} if plan.model.files else {}
+    # Whoever starts the engine, such as Docker, it refuses other files than the planned ones.
+    digests = {DIGEST_VARIABLE: plan.model.files, NAMED_VARIABLE: plan.model.named}
+    held = {name: files_digest(files) for name, files in digests.items() if files}
     theirs = plan.spec.engine.env
     path = [layout.connector_dir, *filter(None, [theirs.get("PYTHONPATH")])]
     return {

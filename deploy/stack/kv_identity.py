@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from deploy.config.engine_args import grouped
 from deploy.config.engine_inputs import ARGUMENTS, CHANGES_KV, VARIABLES, row_of
 from deploy.config.model import Model
+from deploy.connector.pdkit_connector.model_files import files_digest
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
 from deploy.stack.engine import depends_on_context, engine_env, planned_argv
@@ -42,7 +43,12 @@ ROWS: Mapping[str, Row] = {
     ),
     "model": Row(
         "other weights compute other KV; the path of a folder does not count",
-        "a folder's content; a Hugging Face id with its revision",
+        "a folder's content; a Hugging Face id with its revision, and with the cache's content "
+        "where engines have `HF_HUB_OFFLINE`",
+    ),
+    "files": Row(
+        "adapters change weights, and other folders and files decide how the model is used",
+        "the content of folders and files that `engine.args` names; containers: the image's",
     ),
     "context": Row(
         "some models compute other positions for another maximum length, such as LongRoPE",
@@ -101,6 +107,7 @@ def kv_identity(engine: EnginePlan, plan: Plan, layout: Layout) -> dict[str, obj
         "vendor": plan.vendor.name,
         "software": layout.software_identity,
         "model": _model(plan.model),
+        "files": files_digest(plan.model.named),
         "context": plan.max_model_len if depends_on_context(plan) else None,
         "chunk_size": plan.chunk_size,
         "layerwise": plan.layerwise,
@@ -113,7 +120,9 @@ def kv_identity(engine: EnginePlan, plan: Plan, layout: Layout) -> dict[str, obj
 
 def _model(model: Model) -> list[str]:
     """Return the content of a folder; of the hub's models, whose version may be unknown, the id."""
-    return [model.ref if model.source == "hub" else "", model.version]
+    if model.source != "hub":
+        return ["", model.version]
+    return [model.ref, model.version, *filter(None, [files_digest(model.files)])]
 
 
 def _changing(groups: list[list[str]]) -> list[list[str]]:

@@ -88,7 +88,7 @@ def examine(spec: StackSpec, home: Home, report: Report) -> Examination:
     here = survey(spec, home, steps, report)
     here = replace(here, facts=_with_image_versions(spec, here.facts, steps, report))
     facts = here.facts
-    model, hub = ask_about_model(spec, home, facts.vendor)
+    model, hub = ask_about_model(spec, home, facts.vendor, runtime=facts.runtime)
     prepared = steps.take("plan", lambda: prepare(spec, home, facts, model=model), _fits)
     if prepared is None:
         _refuse_contradiction(spec, home, facts, model)

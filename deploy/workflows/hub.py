@@ -9,13 +9,14 @@ from dataclasses import replace
 from deploy.config.model import Model, is_folder, with_config
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
+from deploy.connector.pdkit_connector.model_files import is_offline
 from deploy.doctor.hub import refused
 from deploy.doctor.seen import HubSeen
 from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
-from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address, is_offline
+from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address
 from deploy.runtime.weights import WantedModel, fetch, give_to
-from deploy.workflows.prepare import Prepared, Report, find_model
+from deploy.workflows.prepare import OTHER_CACHES, Prepared, Report, find_model
 from deploy.workflows.user_files import provide_caches
 from deploy.workflows.user_secrets import hub_token
 
@@ -24,7 +25,9 @@ _UNKNOWN = (
 )
 
 
-def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) -> Model | None:
+def described_model(
+    spec: StackSpec, home: Home, vendor: str, report: Report, *, runtime: str = ""
+) -> Model | None:
     """Return the model by the hub's config.json; None if this machine has it, or the hub fails.
 
     With the commit that the hub names, to which engines are then held: whatever they fetch is what
@@ -36,7 +39,7 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
     """
     if spec.model and is_folder(spec.model):
         return None
-    model = find_model(spec, home, vendor)
+    model = find_model(spec, home, vendor, runtime=runtime)
     if model.source != "hub" or model.shape is not None or model.version:
         return None
     if not may_ask(spec):
@@ -56,7 +59,7 @@ def described_model(spec: StackSpec, home: Home, vendor: str, report: Report) ->
 
 
 def ask_about_model(
-    spec: StackSpec, home: Home, vendor: str
+    spec: StackSpec, home: Home, vendor: str, *, runtime: str = ""
 ) -> tuple[Model | None, HubSeen | None]:
     """Return the same model for `doctor`, and the hub's answer.
 
@@ -66,7 +69,7 @@ def ask_about_model(
     Raises:
         ConfigError: the model can be none.
     """
-    model = find_model(spec, home, vendor)
+    model = find_model(spec, home, vendor, runtime=runtime)
     if model.source != "hub":
         return None, None
     asked = HubSeen(cached=False, offline=False, cache="", address=hub_of(spec), asked=True)
@@ -122,8 +125,7 @@ def _wanted(prepared: Prepared) -> WantedModel | None:
     container.
     """
     spec, model = prepared.spec, prepared.model
-    theirs = spec.engine.env.keys() & {"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"}
-    if model.source != "hub" or theirs:
+    if model.source != "hub" or not OTHER_CACHES.isdisjoint(spec.engine.env):
         return None
     arguments = spec.engine.args
     return WantedModel(

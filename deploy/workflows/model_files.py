@@ -1,11 +1,14 @@
-"""Whether a model's folder still has the files by which a stack was planned."""
+"""Whether the files by which a stack was planned are still those in its model's folder.
+
+And those in other folders that arguments of its engines name, such as adapters.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.config.model import Model
-from deploy.connector.pdkit_connector.model_files import changed_files, model_files
+from deploy.config.model import snapshot_folder
+from deploy.connector.pdkit_connector.model_files import changed_files, model_files, named_files
 from deploy.errors import ModelChanged
 from deploy.workflows.prepare import Prepared
 
@@ -13,7 +16,8 @@ from deploy.workflows.prepare import Prepared
 def require_same_model(prepared: Prepared) -> None:
     """Check, before engines are started, that their weights are those whose KV the stack has.
 
-    A model of a hub is held to its revision instead, and the tiny model is checked by its content.
+    A model that a hub may give is held to its revision instead, and the tiny model is checked by
+    its content.
 
     Raises:
         ModelChanged: naming the first file that is another, and the command that serves the new
@@ -25,13 +29,12 @@ def require_same_model(prepared: Prepared) -> None:
 
 def model_changed(prepared: Prepared) -> ModelChanged | None:
     """Return the error for a model whose files are not the planned ones; None if they are."""
-    change = _change(prepared.model)
+    what, change = _change(prepared)
     if not change:
         return None
     return ModelChanged(
-        f"the weights in {prepared.model.ref} have changed since the stack "
-        f"'{prepared.stack.name}' was started ({change}); new engines would load KV of the old "
-        "weights",
+        f"{what} have changed since the stack '{prepared.stack.name}' was started ({change}); new "
+        f"engines would load KV of the old {what.split()[1]}",
         hint=f"{serving_new(prepared)}; or put the old files back",
     )
 
@@ -42,21 +45,26 @@ def require_last_good_model(target: Prepared) -> None:
     Raises:
         ModelChanged: naming the first file that is another.
     """
-    if change := _change(target.model):
+    what, change = _change(target)
+    if change:
         raise ModelChanged(
-            f"the last good plan was made for other weights than {target.model.ref} has now: "
-            f"{change}",
+            f"{what} are not those that the last good plan was made for: {change}",
             hint=f"put the old files back, then: deploy rollback --name {target.stack.name}",
         )
 
 
-def _change(was: Model) -> str:
-    """Return the first file that is not the planned one, and how many others; "" if all are."""
-    if was.source != "folder" or not was.files:
-        return ""
-    changes = list(changed_files(was.files, model_files(Path(was.ref))))
+def _change(prepared: Prepared) -> tuple[str, str]:
+    """Return what has changed: the first file, and how many others; "" if all are as planned."""
+    was, what, changes = prepared.model, f"the weights in {prepared.model.ref}", []
+    if was.files:
+        of_hub = was.source == "hub"
+        folder = snapshot_folder(was, prepared.hub_cache) if of_hub else Path(was.ref)
+        changes = list(changed_files(was.files, model_files(folder)))
+    if was.named and not changes:
+        what = "the files that engine.args names"
+        changes = list(changed_files(was.named, named_files(prepared.spec.engine.args)))
     more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
-    return f"{changes[0]}{more}" if changes else ""
+    return what, f"{changes[0]}{more}" if changes else ""
 
 
 def serving_new(prepared: Prepared) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from deploy.assets import connector_path
 from deploy.config.catalog import EngineImage, ServiceImage, load_catalog, reference
 from deploy.config.runtimes import RUNTIMES
+from deploy.connector.pdkit_connector.model_files import is_offline
 from deploy.doctor.finding import Finding
 from deploy.doctor.gpus import planned
 from deploy.doctor.rules import failed, findings, warned
@@ -20,7 +21,6 @@ from deploy.errors import ConfigError, MachineUnfit, PdkitError
 from deploy.runtime.compose.docker import docker_info
 from deploy.runtime.compose.images import FoundImage
 from deploy.runtime.home import Home
-from deploy.runtime.hub import is_offline
 from deploy.runtime.observe import (
     CODE_PROGRAM,
     code_of_image,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +13,16 @@ from deploy.assets import Kit, connector_path, monitoring_path, router_path
 from deploy.config.choices import IN_ENGINES, Connector
 from deploy.config.compat import connector_of
 from deploy.config.engine_args import options
-from deploy.config.model import Model, resolve_model
+from deploy.config.model import Model, resolve_model, snapshot_folder
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
+from deploy.connector.pdkit_connector.model_files import (
+    ModelFile,
+    is_offline,
+    model_files,
+    named_files,
+)
 from deploy.home_folder import default_hub_cache
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
@@ -30,6 +38,9 @@ if TYPE_CHECKING:
     from deploy.stack.service import Stack
 
 Report = Callable[[str], None]
+
+# Variables by which users send engines to another cache of the hub, such as in their container.
+OTHER_CACHES = frozenset({"HF_HUB_CACHE", "HF_HOME", "HUGGINGFACE_HUB_CACHE"})
 
 
 @dataclass(frozen=True)
@@ -154,7 +165,7 @@ def prepare(
     chosen = connector or _connector(spec, facts)
     settled = settle(spec, vendor=facts.vendor, runtime=facts.runtime, connector=chosen)
     if model is None:
-        model = find_model(spec, home, facts.vendor)
+        model = find_model(spec, home, facts.vendor, runtime=facts.runtime)
         facts.software.require_visible(model)
         if model.source == "folder":
             spec = spec.model_copy(
@@ -174,18 +185,48 @@ def _connector(spec: StackSpec, facts: Facts) -> Connector:
     return connector_of(spec, facts.vendor, *facts.versions)
 
 
-def find_model(spec: StackSpec, home: Home, vendor: str) -> Model:
+def find_model(spec: StackSpec, home: Home, vendor: str, *, runtime: str = "") -> Model:
     """Return the model of a spec; a relative path is resolved from the current folder.
+
+    Args:
+        runtime: of the engines; "" if none are started. Of processes, the files that their
+            arguments name are read.
 
     Raises:
         ConfigError: a folder that does not hold a model.
     """
-    named = options(spec.engine.args)
-    return resolve_model(
+    given, env = options(spec.engine.args), spec.engine.env
+    model = resolve_model(
         spec.model or vendor_named(vendor).default_model,
         tiny_path=home.models / model_folder_name(),
         tiny_config=config_json(),
         hub_cache=spec.hub_cache,
-        load_format=named.get("--load-format") or "auto",
-        revision=named.get("--revision") or "main",
+        load_format=given.get("--load-format") or "auto",
+        revision=given.get("--revision") or "main",
     )
+    if not runtime:
+        return model
+    # In containers the same paths are others; their image is in the identity.
+    as_user = RUNTIMES[runtime].as_user
+    named = named_files(spec.engine.args) if as_user else ()
+    return replace(
+        model,
+        named=named,
+        files=model.files or _cached_files(model, spec, {**(os.environ if as_user else {}), **env}),
+    )
+
+
+def _cached_files(
+    model: Model, spec: StackSpec, environ: Mapping[str, str]
+) -> tuple[ModelFile, ...]:
+    """Return the files of a hub's model that engines take from the cache without asking the hub.
+
+    Somebody may have changed them by hand, so its commit does not say what is in them. An online
+    engine may add files.
+    """
+    elsewhere = not OTHER_CACHES.isdisjoint(spec.engine.env)
+    if elsewhere or "--download-dir" in options(spec.engine.args) or not is_offline(environ):
+        return ()
+    if model.source != "hub" or not (model.version and model.weight_bytes):
+        return ()
+    return model_files(snapshot_folder(model, spec.hub_cache or default_hub_cache()))

@@ -28,7 +28,7 @@ def same_plan(spec: StackSpec, home: Home, existing: RunningStack) -> Prepared:
         ModelChanged: it is the requested one, and its model's folder has other files by now.
     """
     was = existing.prepared
-    found = find_model(spec, home, was.facts.vendor)
+    found = find_model(spec, home, was.facts.vendor, runtime=was.facts.runtime)
     if found.ref == was.model.ref:  # as by a relative path; the saved one is absolute
         spec = spec.model_copy(update={"model": was.spec.model})
     if _same_software(spec, was.facts):
@@ -71,7 +71,10 @@ def _unseen(spec: StackSpec) -> tuple[object, ...]:
 
 def _other_files(model: Model, was: Model) -> bool:
     """Tell whether the model's files differ from those that are served; False if unknown."""
-    return "" not in (model.version, was.version) and model.version != was.version
+    for one, other in ((model.version, was.version), (model.files, was.files)):
+        if one and other and one != other:
+            return True
+    return model.named != was.named
 
 
 def _same_software(spec: StackSpec, facts: Facts) -> bool:

@@ -13,7 +13,7 @@ from deploy.config.choices import IN_ENGINES, Connector
 from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
-from deploy.connector.pdkit_connector.model_files import files_digest, model_files
+from deploy.connector.pdkit_connector.model_files import ModelFile, files_digest, model_files
 from deploy.planning.inventory import inventory_from
 from deploy.runtime.state import UNFIT, ServiceRecord, StateFile, write_state_file
 from deploy.stack.containers import ContainerImages
@@ -183,8 +183,11 @@ def restored_model(stored: Mapping[str, Any]) -> Model:
     if wrong := [name for name in texts if not isinstance(stored[name], str)]:
         raise TypeError(f"model: {', '.join(wrong)}: not text")
     shape, kind = stored["shape"], Kind(**stored["kind"])
-    files = tuple((str(name), int(size), digest) for name, size, digest in stored.get("files", ()))
-    given = {"shape": ModelShape(**shape) if shape else None, "kind": kind, "files": files}
+    files, named = _files(stored.get("files", ())), _files(stored.get("named", ()))
+    given = {
+        "shape": ModelShape(**shape) if shape else None, "kind": kind, "files": files,
+        "named": named,
+    }  # fmt: skip
     model = Model(**{**stored, **given})
     if model.source != "folder" or (files and all(isinstance(file[2], str) for file in files)):
         return model
@@ -192,3 +195,7 @@ def restored_model(stored: Mapping[str, Any]) -> Model:
     # counts. It has another version, so no engine loads what the earlier ones stored.
     present = model_files(Path(model.ref))
     return replace(model, files=present, version=files_digest(present) or model.version)
+
+
+def _files(stored: Any) -> tuple[ModelFile, ...]:
+    return tuple((str(name), int(size), digest) for name, size, digest in stored)

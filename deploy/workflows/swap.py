@@ -96,7 +96,7 @@ def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
     pinned = spec.model_copy(update={"runtime": old.facts.runtime})
     try:
         facts = facts_here(pinned, home, report)
-        model = described_model(spec, home, facts.vendor, report)
+        model = described_model(spec, home, facts.vendor, report, runtime=facts.runtime)
         planned = prepare(spec, home, facts, model=model)
     except (ConfigError, MissingGpus) as exc:
         if isinstance(exc, ConfigError) and not exc.retry:

@@ -79,7 +79,8 @@ def prepare_here(spec: StackSpec, home: Home, report: Report) -> Prepared:
         ConfigError, MachineError: the spec is wrong, or something is missing.
     """
     facts = facts_here(spec, home, report)
-    return prepare(spec, home, facts, model=described_model(spec, home, facts.vendor, report))
+    model = described_model(spec, home, facts.vendor, report, runtime=facts.runtime)
+    return prepare(spec, home, facts, model=model)
 
 
 def provided(planned: Prepared, home: Home, report: Report) -> Prepared:

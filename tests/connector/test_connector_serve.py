@@ -8,13 +8,21 @@ import os
 import runpy
 import shutil
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from own_process import last_line, run_python
 from pdkit_connector import serve
 from pdkit_connector.errors import ConnectorError, FixFailed
-from pdkit_connector.model_files import DIGEST_VARIABLE, files_digest, model_files
+from pdkit_connector.model_files import (
+    DIGEST_VARIABLE,
+    NAMED_VARIABLE,
+    files_digest,
+    model_files,
+    named_files,
+    take_digests,
+)
 from pdkit_connector.worker_socket import NAME_ENV, engine_name
 
 
@@ -112,6 +120,41 @@ class TestTheModelsFiles:
     def test_a_model_of_which_the_plan_names_no_files_is_served(self, monkeypatch):
         monkeypatch.delenv(DIGEST_VARIABLE, raising=False)
         serve.require_planned_model(("--model", "owner/name"))
+
+    def test_other_files_that_another_argument_names_are_refused(self, argv, tmp_path, monkeypatch):
+        adapter = tmp_path / "code" / "adapter"
+        adapter.mkdir(parents=True)
+        (adapter / "adapter_model.safetensors").write_text("adapter")
+        argv = (*argv, "--lora-modules", f"one={adapter}")
+        monkeypatch.setenv(NAMED_VARIABLE, files_digest(named_files(argv)))
+        serve.require_planned_model(argv)
+        (adapter / "adapter_model.safetensors").write_text("ADAPTER")
+        with pytest.raises(ConnectorError, match=r"files that arguments name .* have changed") as e:
+            serve.require_planned_model(argv)
+        assert str(adapter) in str(e.value)
+
+    def test_files_that_the_plan_does_not_know_are_the_engines_identity(self, argv, tmp_path):
+        """As in a pod, to which somebody gave a volume with a model."""
+        argv = (*argv, "--tokenizer", str(tmp_path))
+        found = []
+        for text in ("one", "other"):
+            (tmp_path / "model.safetensors").write_text(text)
+            found.append({})
+            take_digests(argv, found[-1])
+            assert found[-1].keys() == {DIGEST_VARIABLE, NAMED_VARIABLE}
+        assert found[0] != found[1]
+        planned = {DIGEST_VARIABLE: "abc", NAMED_VARIABLE: "def"}
+        take_digests(argv, planned)
+        assert planned == {DIGEST_VARIABLE: "abc", NAMED_VARIABLE: "def"}
+        none = {}
+        take_digests(("--model", "owner/name"), none)
+        assert none == {}
+
+    def test_the_engine_takes_them_before_it_loads_anything(self, argv, monkeypatch):
+        monkeypatch.delenv(DIGEST_VARIABLE)
+        monkeypatch.setenv(NAMED_VARIABLE, "")
+        serve.require_planned_model(argv)
+        assert os.environ[DIGEST_VARIABLE] == files_digest(model_files(Path(argv[1])))
 
     def test_the_engine_ends_before_it_loads_anything(self, argv, tmp_path):
         (tmp_path / "model.safetensors").write_text("another")

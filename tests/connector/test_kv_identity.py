@@ -364,6 +364,14 @@ def test_a_folder_is_known_by_its_content_wherever_it_lies(tmp_path, monkeypatch
     assert rows(tmp_path / "here" / "m")["model"] == "def"
 
 
+def test_the_content_that_other_arguments_name_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PDKIT_NAMED_FILES", "abc")
+    one = rows(tmp_path / "m")
+    monkeypatch.setenv("PDKIT_NAMED_FILES", "def")
+    other = rows(tmp_path / "m")
+    assert [name for name in ROWS if one[name] != other[name]] == ["files"]
+
+
 def test_what_cannot_be_told_is_unknown_and_ends_no_engine(tmp_path):
     broken = copy.copy(config(tmp_path / "m"))
     del broken.cache_config

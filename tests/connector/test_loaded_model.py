@@ -7,7 +7,13 @@ import sys
 
 import pytest
 from pdkit_connector.engine_key import FILE_ENV, RequireKey
-from pdkit_connector.model_files import DIGEST_VARIABLE, files_digest, model_files
+from pdkit_connector.model_files import (
+    DIGEST_VARIABLE,
+    difference_to_plan,
+    files_digest,
+    model_files,
+    take_digests,
+)
 
 
 async def app(_scope, receive, send):
@@ -58,3 +64,41 @@ def test_an_engine_does_not_serve_files_that_were_replaced_meanwhile(folder):
     assert failed["type"] == "lifespan.startup.failed"
     assert f"the files in {folder} have changed" in failed["message"]
     assert "deploy restart" in failed["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "environ"),
+    [
+        ((), {"HF_HUB_CACHE": "{}"}),
+        (("--revision", "main"), {"HF_HUB_CACHE": "{}"}),
+        (("--revision=main", "--revision", "c0ffee"), {"HF_HUB_CACHE": "{}"}),
+        (("--download-dir", "{}"), {"HF_HUB_CACHE": "/nowhere"}),
+        ((), {"HF_HOME": "{0.parent}"}),
+    ],
+)
+def test_an_offline_engine_knows_its_cached_model_by_the_content(tmp_path, more, environ):
+    """Somebody may edit it, or replace a link, under the same commit."""
+    cache = tmp_path / "hub"
+    folder = cache / "models--owner--name"
+    for part in ("snapshots/c0ffee", "blobs", "refs"):
+        (folder / part).mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    (folder / "blobs" / "b1").write_text("weights")
+    weights = folder / "snapshots" / "c0ffee" / "model.safetensors"
+    weights.symlink_to(folder / "blobs" / "b1")
+    argv = ("--model", "owner/name", *(one.format(cache) for one in more))
+    online = {name: value.format(cache) for name, value in environ.items()}
+
+    def taken(environ):
+        found = dict(environ)
+        take_digests(argv, found)
+        return found
+
+    assert taken(online) == online, "the hub may add files"
+    first = taken(online | {"HF_HUB_OFFLINE": "1"})
+    assert first[DIGEST_VARIABLE]
+    weights.resolve().write_text("WEIGHTS")
+    second = taken(online | {"HF_HUB_OFFLINE": "1"})
+    assert first[DIGEST_VARIABLE] != second[DIGEST_VARIABLE]
+    assert str(weights.parent) in difference_to_plan(argv, first)
+    assert not difference_to_plan(argv, second)

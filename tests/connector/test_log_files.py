@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import logging.config
 import threading
 from pathlib import Path
 
 import pytest
 from pdkit_connector import log_files
-from pdkit_connector.log_files import bound_logs, free_oldest
+from pdkit_connector.log_files import bound_logs, free_oldest, leave_out_polls
 
 MIB = 2**20
 LINE = b"x" * 1023 + b"\n"
@@ -89,3 +90,28 @@ def test_a_file_system_without_hole_punching_is_named(
     monkeypatch.setattr(log_files, "get_logger", logging.getLogger)
     log_files._watch(log.parent)
     assert "grow without limit: [Errno 95] Operation not supported" in caplog.text
+
+
+def test_a_log_has_no_polls_that_succeed(caplog: pytest.LogCaptureFixture) -> None:
+    """Else a warning is gone from the log's last lines within seconds."""
+    access = logging.getLogger("uvicorn.access")
+    before = list(access.filters)
+    leave_out_polls()
+    # As vLLM does later.
+    logging.config.dictConfig({
+        "version": 1, "disable_existing_loggers": False,
+        "loggers": {"uvicorn.access": {"level": "INFO", "propagate": True}},
+    })  # fmt: skip
+    try:
+        for method, path, status in (
+            ("GET", "/health", 200), ("GET", "/metrics?name=x", 200), ("GET", "/health", 503),
+            ("GET", "/healthy", 200), ("POST", "/health", 200), ("POST", "/v1/completions", 200),
+        ):  # fmt: skip
+            access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", method, path, "1.1", status)
+        access.info("another line")
+    finally:
+        access.filters[:] = before
+    assert [record.getMessage().partition(" - ")[2] or record.msg for record in caplog.records] == [
+        '"GET /health HTTP/1.1" 503', '"GET /healthy HTTP/1.1" 200',
+        '"POST /health HTTP/1.1" 200', '"POST /v1/completions HTTP/1.1" 200', "another line",
+    ]  # fmt: skip

@@ -7,7 +7,13 @@ import shutil
 
 import pytest
 from pdkit_connector import model_watch, serve
-from pdkit_connector.model_files import DIGEST_VARIABLE, files_digest, model_files
+from pdkit_connector.model_files import (
+    DIGEST_VARIABLE,
+    NAMED_VARIABLE,
+    files_digest,
+    model_files,
+    named_files,
+)
 from pdkit_connector.model_watch import METRIC, ModelWatch
 from prometheus_client import CollectorRegistry
 from redis_chunks import Warnings
@@ -63,6 +69,30 @@ def test_replaced_files_are_reported_until_the_old_ones_are_back(watch, folder):
     weights.write_bytes(planned)
     watch.look()
     assert shown(watch) == 0
+
+
+def test_code_in_a_folder_below_is_watched(folder):
+    """vLLM runs it with --trust-remote-code."""
+    code = folder / "code" / "layers.py"
+    code.parent.mkdir()
+    code.write_text("x = 1")
+    environ = {DIGEST_VARIABLE: files_digest(model_files(folder))}
+    watch = ModelWatch(("--model", str(folder)), environ)
+    watch.look()
+    assert shown(watch) == 0
+    code.write_text("x = 2")
+    watch.look()
+    assert shown(watch) == 1
+
+
+def test_what_another_argument_names_is_watched(folder):
+    argv = ("--model", "owner/name", "--lora-modules", f"one={folder}")
+    watch = ModelWatch(argv, {NAMED_VARIABLE: files_digest(named_files(argv))})
+    watch.look()
+    assert shown(watch) == 0
+    (folder / "model.safetensors").write_text("another")
+    watch.look()
+    assert shown(watch) == 1
 
 
 def test_a_folder_that_is_gone_is_reported(watch, folder):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdkit_connector.log import get_logger
-from pdkit_connector.model_files import DIGEST_VARIABLE
+from pdkit_connector.model_files import DIGEST_VARIABLE, NAMED_VARIABLE
 from pdkit_connector.releases import installed_lmcache, installed_vllm
 from pdkit_connector.variables import AT_START
 
@@ -57,10 +57,9 @@ def _context(config: Any) -> Any:
 
 
 def _model(config: Any) -> Any:
-    """Return the fingerprint of a folder, which was compared when the engine started.
+    """Return the fingerprint of a folder, which was taken or compared when the engine started.
 
-    Else a hub's model and its commit, or the name of the tiny model's folder, which has its
-    version.
+    Else a hub's model and its commit.
     """
     model = config.model_config.model
     name = Path(model).name if Path(model).is_absolute() else model
@@ -145,6 +144,11 @@ ROWS: Mapping[str, Row] = {
         "the fingerprint of the folder, which was compared at the start; of a hub's model, its "
         "name and revision",
         _model,
+    ),
+    "files": Row(
+        "the content of other folders and files that arguments name, such as adapters",
+        "their fingerprint, which was compared at the start",
+        lambda _: os.environ.get(NAMED_VARIABLE, ""),
     ),
     "overrides": Row(
         "`--hf-overrides` changes numbers of the model",

@@ -1,4 +1,4 @@
-"""Bound the disk space of the logs of a stack that runs as processes.
+"""Bound the disk space of the logs of a stack that runs as processes, and keep noise out of them.
 
 Services append to their logs themselves, so a log cannot be renamed, and what copies and truncates
 it loses lines. The kernel frees the oldest part in place instead: offsets stay valid, no line that
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import threading
 import time
@@ -24,6 +25,10 @@ _KEPT_BYTES = 32 * 2**20
 _LOOK_S = 5.0
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 
+# Asked several times a second; an engine's warning would be gone from the last lines of its log.
+_POLLED = ("/health", "/metrics")
+_OK = 200
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
@@ -32,6 +37,19 @@ def bound_logs(environ: Mapping[str, str] = os.environ) -> None:
     """Watch the stack's logs from now on, where it runs as processes."""
     if home := environ.get(_HOME):
         threading.Thread(target=_watch, args=(Path(home) / "logs",), daemon=True).start()
+
+
+def leave_out_polls() -> None:
+    """Log no request for health or counters that succeeds, as the router and the kit poll both."""
+    logging.getLogger("uvicorn.access").addFilter(_is_no_poll)
+
+
+def _is_no_poll(record: logging.LogRecord) -> bool:
+    # uvicorn's arguments: client, method, path, version of HTTP, status.
+    if not isinstance(record.args, tuple) or len(record.args) != 5:
+        return True
+    _, method, path, _, status = record.args
+    return (method, status) != ("GET", _OK) or str(path).partition("?")[0] not in _POLLED
 
 
 def free_oldest(log: Path, limit_bytes: int = _LIMIT_BYTES, kept_bytes: int = _KEPT_BYTES) -> None:

@@ -1,8 +1,11 @@
 """The content of a model's folder, by which every start of an engine recognizes the model.
 
 The plan has a fingerprint of the files that decide KV, and each start compares: KV of other weights
-would be loaded by the same keys. Only names, sizes and bytes count: no times, no paths, no order of
-a folder's entries.
+would be loaded by the same keys. Where the plan cannot see the files, as in a pod, the engine takes
+its own fingerprint into its identity. Only names, sizes and bytes count: no times, no paths, no
+order of a folder's entries.
+
+The same holds for other folders and files that vLLM's arguments name, such as adapters.
 
 Small files are hashed whole. Weights are sampled, since reading them takes minutes: their headers,
 and blocks from as many tensors as the budget allows. A fine-tune touches every tensor and is
@@ -12,13 +15,15 @@ check` are for that.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
+import json
 import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -37,8 +42,24 @@ _IRRELEVANT = (
 # Folders below the model's: of its own code only, as vLLM loads no weights from there.
 _DEPTH = 3
 
-# Set in every engine whose model is in a folder.
+# Digests of the model's folder, and of what other arguments name. Set by the plan as far as it
+# knows the files, else by the engine at its start.
 DIGEST_VARIABLE = "PDKIT_MODEL_FILES"
+NAMED_VARIABLE = "PDKIT_NAMED_FILES"
+
+# vLLM's arguments that may name folders or files whose content decides KV, and why it does.
+NAMING_FILES: Mapping[str, str] = {
+    "--hf-config-path": "its config.json replaces the model's",
+    # Not the tokens of a text, which are in the keys.
+    "--tokenizer": "Mistral's tokenizers decide into which pieces images are cut",
+    "--lora-modules": "adapters change weights",
+    "--default-mm-loras": "adapters change weights",
+    "--speculative-config": "some draft models keep KV of their own",
+    "-sc": "some draft models keep KV of their own",
+    "--spec-model": "some draft models keep KV of their own",
+    "--mm-encoder-fp8-scale-path": "scales of an encoder of images",
+    "--model-loader-extra-config": "may name adapters and serialized weights",
+}
 
 # Name, size in bytes and digest of the content.
 ModelFile = tuple[str, int, str]
@@ -74,7 +95,55 @@ def model_files(folder: Path) -> tuple[ModelFile, ...]:
 
     A file that cannot be read has the reason in place of its digest.
     """
-    names = sorted(_names(folder))
+    return _files(folder, sorted(_names(folder)))
+
+
+def named_files(argv: Sequence[str]) -> tuple[ModelFile, ...]:
+    """Return the files of each folder, and each file, that vLLM's arguments name, beside the model.
+
+    Their names here are whole paths. A relative path is none: engines run in a folder of the kit's.
+    """
+    found: list[ModelFile] = []
+    for path in named_paths(argv):
+        folder = path if path.is_dir() else path.parent
+        files = model_files(path) if folder == path else _files(folder, [path.name])
+        found += ((str(folder / name), size, digest) for name, size, digest in files)
+    return tuple(found)
+
+
+def named_paths(argv: Sequence[str]) -> tuple[Path, ...]:
+    """Return the absolute paths in arguments of `NAMING_FILES`, as vLLM's own parser reads them.
+
+    It takes underscores for dashes, any beginning of a name, and `--config.key` for a key of JSON.
+    """
+    paths: set[Path] = set()
+    reads = False
+    for argument in argv:
+        value = argument
+        if re.match(r"--?[a-zA-Z]", argument):
+            option, _, value = argument.partition("=")
+            option = option.partition(".")[0].replace("_", "-")
+            reads = option != "--model" and any(one.startswith(option) for one in NAMING_FILES)
+        if reads:
+            paths |= {Path(text) for text in _texts(value) if text.startswith("/")}
+    return tuple(sorted(paths))
+
+
+def _texts(value: str) -> Iterator[str]:
+    """Yield a value and the parts that may be a path: of `name=value`, and of JSON."""
+    yield value
+    yield value.partition("=")[2]
+    with contextlib.suppress(ValueError, RecursionError):
+        waiting = [json.loads(value)]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, str):
+                yield one
+            elif isinstance(one, (dict, list)):
+                waiting += one.values() if isinstance(one, dict) else one
+
+
+def _files(folder: Path, names: Sequence[str]) -> tuple[ModelFile, ...]:
     if not names:
         return ()
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -125,21 +194,88 @@ def unreadable_files(files: Sequence[ModelFile]) -> Iterator[tuple[str, str]]:
 
 
 def difference_to_plan(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
-    """Return how the model folder in vLLM's arguments differs from the plan's; "" if it does not.
+    """Return how the files that vLLM's arguments name differ from the plan's; "" if they do not.
 
-    "", too, if the plan names no files, as for a model of a hub, which is held to its revision.
+    "", too, if the plan names no files, as for a model that a hub gives: it is held to its
+    revision.
     """
-    planned, folder = environ.get(DIGEST_VARIABLE), Path(named_model(argv))
-    if not planned or planned == files_digest(files := model_files(folder)):
-        return ""
-    for name, reason in unreadable_files(files):
-        return f"{folder / name} cannot be read: {reason}"
-    return f"the files in {folder} have changed since this stack was started"
+    planned, folder = environ.get(DIGEST_VARIABLE), model_folder(argv, environ)
+    if planned and planned != files_digest(files := model_files(folder)):
+        for name, reason in unreadable_files(files):
+            return f"{folder / name} cannot be read: {reason}"
+        return f"the files in {folder} have changed since this stack was started"
+    planned = environ.get(NAMED_VARIABLE)
+    if planned and planned != files_digest(files := named_files(argv)):
+        for name, reason in unreadable_files(files):
+            return f"{name} cannot be read: {reason}"
+        paths = ", ".join(map(str, named_paths(argv)))
+        return f"the files that arguments name ({paths}) have changed since this stack was started"
+    return ""
+
+
+def take_digests(argv: Sequence[str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Note what the files hold now where the plan did not: it is this engine's identity then."""
+    takes: Mapping[str, Callable[[], Sequence[ModelFile]]] = {
+        DIGEST_VARIABLE: lambda: model_files(model_folder(argv, environ)),
+        NAMED_VARIABLE: lambda: named_files(argv),
+    }
+    for variable, take in takes.items():
+        if variable not in environ and (files := take()):
+            environ[variable] = files_digest(files)
 
 
 def named_model(argv: Sequence[str]) -> str:
     """Return the model in vLLM's arguments, as the plan writes them; "" if there is none."""
     return next((value for name, value in itertools.pairwise(argv) if name == "--model"), "")
+
+
+def model_folder(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the model in vLLM's arguments, which may be missing.
+
+    Of a hub's model, it is the snapshot in the cache, if engines may not ask the hub: somebody may
+    have changed its files by hand. A hub would add files, so the folder is none then.
+    """
+    model = named_model(argv)
+    if model.startswith("/") or not is_offline(environ):
+        return Path(model)
+    given = {"--revision": "main", "--download-dir": str(_hub_cache(environ))}
+    for argument, following in itertools.pairwise((*argv, "")):
+        option, equals, value = argument.partition("=")
+        if (option := option.replace("_", "-")) in given:
+            given[option] = value if equals else following
+    folder = Path(given["--download-dir"], f"models--{model.replace('/', '--')}")
+    commit = given["--revision"]
+    with contextlib.suppress(OSError):
+        commit = (folder / "refs" / commit).read_text("utf-8").strip()
+    return folder / "snapshots" / commit
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Tell whether the hub's client is told to use its cache only."""
+    return environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _hub_cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the hub's cache, as its client finds it."""
+    if named := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(named)
+    caches = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/"), ".cache"))
+    return Path(environ.get("HF_HOME") or caches / "huggingface", "hub")
+
+
+def entries(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> object:
+    """Return what changes with each change of a file that counts, without reading any."""
+    folders = [model_folder(argv, environ), *named_paths(argv)]
+    files = (file for one in folders for file in (one, *(one / name for name in _names(one))))
+    return sorted((str(file), *_stat(file)) for file in files)
+
+
+def _stat(file: Path) -> tuple[int, ...]:
+    try:
+        of = file.stat()
+    except OSError:
+        return ()
+    return of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns
 
 
 def _names(folder: Path, below: str = "", depth: int = 0) -> Iterator[str]:

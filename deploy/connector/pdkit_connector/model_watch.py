@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pdkit_connector.log import get_logger
-from pdkit_connector.model_files import DIGEST_VARIABLE, difference_to_plan, named_model
+from pdkit_connector.model_files import (
+    DIGEST_VARIABLE,
+    NAMED_VARIABLE,
+    difference_to_plan,
+    entries,
+)
 
 METRIC = "pdkit_model_changed"
 _EVERY_S = 60
@@ -29,8 +33,8 @@ class ModelWatch:
         self.differs = ""
 
     def start(self) -> None:
-        """Compare once a minute from now on, where the plan has the content of a folder."""
-        if self._environ.get(DIGEST_VARIABLE):
+        """Compare once a minute from now on, where the engine has files to compare."""
+        if self._environ.get(DIGEST_VARIABLE) or self._environ.get(NAMED_VARIABLE):
             threading.Thread(target=self._watch, name="pdkit-model-watch", daemon=True).start()
 
     def _watch(self) -> None:
@@ -42,12 +46,12 @@ class ModelWatch:
                 get_logger().exception("pdkit-connector ERROR the model's files")
 
     def look(self) -> None:
-        """Compare the content, if the folder's entries are not those of the last look."""
-        entries = _entries(Path(named_model(self._argv)))
-        if entries is not None and entries == self._entries:
+        """Compare the content, if the files' entries are not those of the last look."""
+        found = entries(self._argv, self._environ)
+        if found == self._entries:
             return
         before, self.differs = self.differs, difference_to_plan(self._argv, self._environ)
-        self._entries = entries
+        self._entries = found
         if self.differs and not before:
             get_logger().warning(
                 "pdkit-connector WARNING %s; this engine serves what it has loaded, and does not "
@@ -65,14 +69,3 @@ class ModelWatch:
 
         text = "Whether the model's files differ from those that the stack serves."
         return [GaugeMetricFamily(METRIC, text, value=bool(self.differs))]
-
-
-def _entries(folder: Path) -> object:
-    """Return what changes with each change of a file in the folder; None if that is unknown."""
-    try:
-        found = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
-    except OSError:
-        return None
-    return sorted(
-        (name, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns) for name, of in found
-    )

@@ -23,9 +23,9 @@ from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.kv_identity import take_rows_early
 from pdkit_connector.log import get_logger
-from pdkit_connector.log_files import bound_logs
+from pdkit_connector.log_files import bound_logs, leave_out_polls
 from pdkit_connector.metrics import EngineCollector
-from pdkit_connector.model_files import difference_to_plan
+from pdkit_connector.model_files import difference_to_plan, take_digests
 from pdkit_connector.model_watch import ModelWatch
 from pdkit_connector.process_numbers import take_numbers
 from pdkit_connector.registry import Registry, disabled_ids, discover
@@ -54,15 +54,17 @@ def main() -> None:
         sys.exit(3)
     publish_counts()
     bound_logs()
+    leave_out_polls()
     # This module stays the process's main one, which each process that vLLM spawns imports again:
     # that of the server would cost each of them seconds.
     runpy.run_module(_SERVER, run_name="__main__")
 
 
 def require_planned_model(argv: Sequence[str]) -> None:
-    """Refuse a model folder with other files than those that the stack was started with.
+    """Refuse other files than those that the stack was started with, such as in a model folder.
 
-    Here and not only in the kit's commands: Docker starts engines again by itself.
+    Here and not only in the kit's commands: Docker starts engines again by itself. Files that the
+    plan does not know, as in a pod's volume, become part of this engine's identity.
 
     Raises:
         ConnectorError: naming the folder.
@@ -72,6 +74,7 @@ def require_planned_model(argv: Sequence[str]) -> None:
             f"{differs}, so this engine would load wrong KV; deploy restart names the file and the "
             "next command"
         )
+    take_digests(argv)
 
 
 def fork_cores_on_cpus() -> None:

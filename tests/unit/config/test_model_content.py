@@ -16,6 +16,8 @@ from deploy.connector.pdkit_connector.model_files import (
     changed_files,
     files_digest,
     model_files,
+    named_files,
+    named_paths,
     unreadable_files,
 )
 
@@ -328,3 +330,55 @@ def test_the_work_does_not_grow_with_the_size_of_a_file(tmp_path: Path, reads: l
     model_files(tmp_path)
     assert sum(reads) < 24 * MIB
     assert len(reads) < 1700
+
+
+@pytest.mark.parametrize(
+    ("args", "paths"),
+    [
+        (["--hf-config-path", "/a"], ["/a"]),
+        (["--hf_config_path=/a"], ["/a"]),
+        (["--hf-conf", "/a"], ["/a"]),
+        (["--tokenizer", "/a", "--tokenizer-mode", "auto"], ["/a"]),
+        (
+            ["--lora-modules", "one=/a", '{"name": "two", "path": "/b"}', "--seed", "1"],
+            ["/a", "/b"],
+        ),
+        (["--lora-modules=one=/a"], ["/a"]),
+        (["--default-mm-loras", '{"audio": "/a", "image": "/b"}'], ["/a", "/b"]),
+        (["--speculative-config", '{"model": "/a", "num_speculative_tokens": 2}'], ["/a"]),
+        (["--speculative-config.model", "/a"], ["/a"]),
+        (["-sc", '{"model": "/a"}'], ["/a"]),
+        (["-sc.model=/a"], ["/a"]),
+        (["--mm-encoder-fp8-scale-path", "/a.json"], ["/a.json"]),
+        # A hub's names, a relative path, the model itself, and what decides no KV.
+        (["--tokenizer", "owner/name", "--lora-modules", "one=adapters/one"], []),
+        (["--model", "/a", "--chat-template", "/a.jinja", "--download-dir", "/b"], []),
+        (["--speculative-config", '{"model": "/a"'], []),
+    ],
+)
+def test_folders_and_files_that_arguments_name(args: list[str], paths: list[str]) -> None:
+    assert [str(path) for path in named_paths(args)] == paths
+
+
+def test_the_content_of_what_arguments_name_counts(tmp_path: Path) -> None:
+    adapter, scales = tmp_path / "adapter", tmp_path / "scales.txt"
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors", "README.md"):
+        (adapter / name).write_text(name)
+    scales.write_text("1.0")
+    args = ["--lora-modules", f"one={adapter}", "--mm-encoder-fp8-scale-path", str(scales)]
+    first = named_files(args)
+    assert [name for name, *_ in first] == [
+        str(adapter / "adapter_config.json"),
+        str(adapter / "adapter_model.safetensors"),
+        str(scales),
+    ]
+    (adapter / "README.md").write_text("new")
+    assert named_files(args) == first
+    overwrite(scales, 0, b"2")
+    overwrite(adapter / "adapter_model.safetensors", 0, b"A")
+    assert list(changed_files(first, named_files(args))) == [
+        f"{adapter / 'adapter_model.safetensors'} was replaced", f"{scales} was replaced"
+    ]  # fmt: skip
+    scales.unlink()
+    assert f"{scales} is gone" in changed_files(first, named_files(args))

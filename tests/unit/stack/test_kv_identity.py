@@ -50,6 +50,14 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "the image": {"image": "mine/vllm:1"},
     "the model": {"given": replace(FOLDER_MODEL, source="hub", ref="owner/other")},
     "the model's content": {"given": replace(FOLDER_MODEL, version="fedcba9876543210")},
+    "the content of a model in the hub's cache": {
+        "given": replace(
+            FOLDER_MODEL, source="hub", ref="owner/other", files=(("m.safetensors", 1, "ab"),)
+        )
+    },
+    "an adapter's content": {
+        "given": replace(FOLDER_MODEL, named=(("/adapter/adapter_model.safetensors", 1, "ab"),))
+    },
     "the type of numbers": {"engine": {"dtype": "float16"}},
     "the number of ranks": {"tp": 2},
     "the block": {"engine": {"block_size": 32}},

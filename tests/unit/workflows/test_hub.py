@@ -10,11 +10,15 @@ import pytest
 
 from deploy.config.model import Model
 from deploy.config.spec import StackSpec
+from deploy.errors import ModelChanged
 from deploy.runtime.home import Home
+from deploy.stack.kv_identity import hash_seed
 from deploy.workflows import same_plan
+from deploy.workflows.facts import stated_facts
 from deploy.workflows.hub import described_model
-from deploy.workflows.prepare import Prepared, find_model
-from tests.unit.conftest import MACHINE
+from deploy.workflows.model_files import require_same_model
+from deploy.workflows.prepare import Prepared, find_model, prepare
+from tests.unit.conftest import KIT, MACHINE
 from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub
 
 Make = Callable[..., StackSpec]
@@ -197,3 +201,68 @@ def test_a_download_makes_no_other_stack_of_a_running_one() -> None:
     assert not same_plan._other_files(unknown, planned)
     assert not same_plan._other_files(planned, unknown)
     assert same_plan._other_files(Model("o/n", "o/n", "hub", None, None, "f" * 40), planned)
+
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """A model as the hub's client caches it: links to blobs, by the commit of a branch."""
+    folder = tmp_path / "hub" / "models--owner--70b"
+    made = folder / "snapshots" / COMMIT
+    for part in (made, folder / "blobs", folder / "refs"):
+        part.mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    for name, text in (("config.json", json.dumps(LLAMA)), (WEIGHTS, "weights")):
+        (folder / "blobs" / name).write_text(text)
+        (made / name).symlink_to(folder / "blobs" / name)
+    return made
+
+
+def edit_blob(snapshot: Path) -> None:
+    (snapshot / WEIGHTS).resolve().write_text("WEIGHTS")
+
+
+def replace_link(snapshot: Path) -> None:
+    (snapshot / WEIGHTS).unlink()
+    (snapshot / WEIGHTS).write_text("WEIGHTS")
+
+
+@pytest.fixture
+def offline(spec: Make, snapshot: Path, tmp_path: Path) -> Callable[[], Prepared]:
+    def make() -> Prepared:
+        env = {"HF_HUB_OFFLINE": "1"}
+        asked = spec(model="owner/70b", hub_cache=tmp_path / "hub", engine={"env": env})
+        facts = stated_facts(asked, MACHINE, runtime="process")
+        return prepare(asked, Home(tmp_path, tmp_path), facts, kit=KIT)
+
+    assert snapshot.is_dir()
+    return make
+
+
+@pytest.mark.parametrize("change", [edit_blob, replace_link])
+def test_a_cached_model_that_was_edited_is_refused_and_has_other_keys(
+    offline: Callable[[], Prepared], snapshot: Path, change: Callable[[Path], None]
+) -> None:
+    was = offline()
+    require_same_model(was)
+    assert hash_seed(offline().plan, was.layout) == hash_seed(was.plan, was.layout)
+    change(snapshot)
+    with pytest.raises(ModelChanged, match=rf"owner/70b have changed .*{WEIGHTS} was replaced"):
+        require_same_model(was)
+    assert hash_seed(offline().plan, was.layout) != hash_seed(was.plan, was.layout)
+
+
+def test_a_model_that_the_hub_may_add_files_to_is_held_to_its_commit(
+    spec: Make, snapshot: Path, tmp_path: Path
+) -> None:
+    asked = spec(model="owner/70b", hub_cache=tmp_path / "hub")
+    home = Home(tmp_path, tmp_path)
+    assert find_model(asked, home, "cpu", runtime="process").files == ()
+    theirs = spec(
+        model="owner/70b", hub_cache=tmp_path / "hub",
+        engine={"env": {"HF_HUB_OFFLINE": "1", "HF_HOME": "/in/a/container"}},
+    )  # fmt: skip
+    assert find_model(theirs, home, "cpu", runtime="process").files == ()
+    assert snapshot.is_dir()

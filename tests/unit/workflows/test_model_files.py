@@ -98,6 +98,37 @@ def served(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     stop_stack(lab.home, "pdkit", lab.lines.append)
 
 
+@pytest.fixture
+def adapted(lab: Lab, tmp_path: Path) -> Iterator[Served]:
+    """The tiny model with an adapter, which is in a folder."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"adapter")
+    args = ["--enable-lora", "--lora-modules", f"one={folder}"]
+    made = Served(lab, folder, lab.spec(engine={"args": args}))
+    made.up()
+    yield made
+    stop_stack(lab.home, "pdkit", lab.lines.append)
+
+
+def test_other_files_that_arguments_name_are_refused_and_have_other_keys(adapted: Served) -> None:
+    file = adapted.folder / "adapter_model.safetensors"
+    adapted.up()
+    adapted.restart("consumer-0")
+    seed = adapted.seed()
+    adapted.replace(file.name)
+    replaced = f"files that engine.args names have changed .*{file} was replaced"
+    for act in (lambda: adapted.restart(None), adapted.up):
+        with pytest.raises(ModelChanged, match=replaced) as caught:
+            act()
+        assert caught.value.hint.startswith("deploy swap cpu --name pdkit")
+    (warning,) = stack_status(adapted.lab.home, "pdkit").warnings
+    assert str(file) in warning and "none is started" in warning
+    stop_stack(adapted.lab.home, "pdkit", adapted.lab.lines.append)
+    adapted.up()
+    assert adapted.seed() != seed
+
+
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json"])
 def test_a_restart_is_refused_while_the_old_weights_still_serve(served: Served, name: str) -> None:
     served.replace(name)
