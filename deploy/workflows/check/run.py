@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy, UsageError
+from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.planning.pairs import named_pairs
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
 from deploy.verify.diagnosis import diagnose
+from deploy.verify.diagnosis.engine_causes import rows_apart
 from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
 from deploy.workflows.check.aggregated import check_alike, check_shared_turns, check_spread
@@ -174,6 +176,8 @@ def _checked(
         if not _await_deaths(running, starts):
             raise
     seen = Readings(before, session.store.stats(), pages, _pages(session))
+    for line in _unplanned(seen.pages_after, running.stack.name):
+        session.report(line)
     found.path = seen.path
     found.ended, found.restarted = _deaths(running, starts)
     engines = engine_health(running)
@@ -212,6 +216,17 @@ def _checked(
         left_out=LEFT_OUT if plan.kv_server else (),
         canaries=found.canaries,
     )
+
+
+def _unplanned(pages: Mapping[str, MetricsPage], name: str) -> Iterator[str]:
+    """Yield what all engines run otherwise than planned; where only some do, the check fails."""
+    for one in rows_apart({name: ConnectorReport.read(page).kv for name, page in pages.items()}):
+        if one.alike:
+            yield (
+                f"warning: the engines do not run what was planned, and find no KV that was stored "
+                f"as planned: {one.text}; try: deploy down --name {name}, then "
+                f"deploy up --name {name}"
+            )
 
 
 def _own_prompt(session: Session, options: CheckOptions) -> list[int] | None:

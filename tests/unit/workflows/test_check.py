@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from deploy.errors import StateError
+from deploy.metrics.connector import KV
 from deploy.metrics.store_stats import StoreStats
 from deploy.output.check_view import check_view
 from deploy.runtime.engine_api import EngineApi, TimedOut, bearer
@@ -269,6 +271,21 @@ def disturbed(lab: Lab, ask: Callable[[httpx.Client], object]) -> Iterator[None]
 def test_a_check_without_a_stack_is_an_error(lab: Lab) -> None:
     with pytest.raises(StateError, match="no stack 'pdkit'"):
         check(lab)
+
+
+@pytest.mark.parametrize("planned", ["0.1", None])
+def test_a_check_says_what_all_engines_run_otherwise_than_planned(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, planned: str | None
+) -> None:
+    unplanned = {"vllm": planned} if planned else {}
+    kv = json.dumps({"rows": {"vllm": "0.2", "dtype": "x"}, "unplanned": unplanned})
+    monkeypatch.setenv("STAND_IN_REPORT", f"{KV}{{facts={json.dumps(kv)}}} 1")
+    lab.up(lab.spec())
+    report = check(lab)
+    assert report.passed, report.failures
+    said = [line for line in lab.lines if "do not run what was planned" in line]
+    assert len(said) == (1 if planned else 0)
+    assert all("consumer-0 0.2 (0.1 was planned)" in line for line in said)
 
 
 class TestLayerByLayer:
