@@ -116,8 +116,9 @@ class Aviary:
 
     def close(self, session: Session) -> None:
         """Write the record, and remove the keys of the canaries that are not in it any more."""
-        if session.keys.tagged:
-            for canary in self.gone:
+        for canary in self.gone:
+            # Without tags here, it may still have one of before a swap of the connector.
+            if session.keys.tagged or canary.identity != self.identity:
                 session.store.remove_marked(mark(canary.tag))
         try:
             write_canaries(self.file, self.canaries)

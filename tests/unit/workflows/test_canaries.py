@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,7 @@ from deploy.verify.findings import Findings
 from deploy.verify.report import CheckReport
 from deploy.workflows import guard
 from deploy.workflows.check import CheckOptions, canaries, check_stack
-from deploy.workflows.check.canaries import Asked, identity_of, look_at, recorded_canaries
+from deploy.workflows.check.canaries import Asked, Aviary, identity_of, look_at, recorded_canaries
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
@@ -296,6 +297,7 @@ class SideBySide:
 
     limit = 10_000
     at_once = 1
+    store: Any = None
 
     def __init__(self, together: int) -> None:
         self.found = Findings()
@@ -354,6 +356,20 @@ def test_a_consumer_that_refuses_what_a_producer_computed_is_blamed() -> None:
     (look,) = look_at(cast("Session", session), asked, "17")
     assert look.outcome == "silent"
     assert session.found.failed == {"consumer-0": "HTTP 400"}
+
+
+@pytest.mark.parametrize("identity", ["17", "18"])
+def test_lmcaches_server_drops_a_canary_of_before_a_swap_with_its_keys(
+    identity: str, tmp_path: Path
+) -> None:
+    """It stores no tags: the canaries that it stored itself have no key to look for."""
+    session = SideBySide(1)
+    session.keys = CheckKeys(tagged=False)
+    marks: list[str] = []
+    session.store = SimpleNamespace(remove_marked=marks.append)
+    gone = asked_for(10, "producer-0", "consumer-0").canary
+    Aviary(tmp_path / "canaries.json", identity, [], [gone]).close(cast("Session", session))
+    assert marks == (["@pdkit%canary-00000000000a"] if identity != gone.identity else [])
 
 
 def guard_after(lab: Lab, canary: str) -> None:
