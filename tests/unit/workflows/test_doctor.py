@@ -30,7 +30,7 @@ from deploy.errors import (
     PdkitError,
     PortTaken,
 )
-from deploy.output.doctor_view import doctor_view
+from deploy.output.views import doctor_view
 from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.workflows import doctor as doctor_module
