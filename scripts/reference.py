@@ -29,8 +29,7 @@ from deploy.benchmark.sweep import Sweep
 from deploy.cli import options
 from deploy.cli.commands import whole_app
 from deploy.config.engine_inputs import ARGUMENTS, VARIABLES
-from deploy.config.example import example_yaml
-from deploy.config.settings import SettingGroup, groups_of, listed
+from deploy.config.settings import SettingGroup, example_yaml, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
 from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.model_files import NAMING_FILES

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import sleep
 from typing import Literal
 
-from deploy.config.choices import IN_ENGINES, MP
+from deploy.config.fields import IN_ENGINES, MP
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.process import sessions
 from deploy.runtime.redis_socket import RedisSocket

@@ -21,8 +21,8 @@ from bench.gpu_proof.results import ROOT, WRONG_ANSWERS, Result, Results, kit_co
 from bench.gpu_proof.session import Session, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
 from bench.kit import free_ports, say
-from deploy.config.choices import IN_ENGINES, MP, Connector
 from deploy.config.compat import judge
+from deploy.config.fields import IN_ENGINES, MP, Connector
 from deploy.runtime.detect import detect_inventory, detected_vendor
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.host import engine_versions

@@ -20,7 +20,7 @@ import yaml
 
 from bench.gpu_proof.model import Shape, folder_of
 from bench.gpu_proof.results import ROOT
-from deploy.config.choices import IN_ENGINES, Connector
+from deploy.config.fields import IN_ENGINES, Connector
 from deploy.metrics.engine import CacheCounters
 from deploy.runtime.engine_api import EngineApi, bearer
 from deploy.runtime.home import Home, StackHome

@@ -9,7 +9,7 @@ from typing import Any
 from bench.gpu_proof import model, prompts, vendor_tools
 from bench.gpu_proof.results import WRONG_ANSWERS
 from bench.gpu_proof.session import Session, Setup, Stack, StepFailed
-from deploy.config.choices import IN_ENGINES, MP, Connector
+from deploy.config.fields import IN_ENGINES, MP, Connector
 
 _SERVER = Setup(connector=MP)
 Found = tuple[Mapping[str, Any], Sequence[str]]  # facts and failures

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.planning.inventory import Inventory
 from deploy.runtime.detect import detect_inventory
-from deploy.runtime.detect.amd_tools import AMD_SMI, ROCM_SMI
+from deploy.runtime.detect.amd import AMD_SMI, ROCM_SMI
 from deploy.runtime.detect.nvidia import FIELDS, query
 from deploy.runtime.detect.tool import Tools
 

@@ -33,7 +33,7 @@ from bench.redis_path.running_stack import (
 from bench.redis_path.side_by_side import Turn, Turns, ratios, table, take_turns
 from bench.redis_path.stack import PROMPT_TOKENS
 from bench.redis_path.wide_model import BYTES_A_TOKEN
-from deploy.config.choices import Connector
+from deploy.config.fields import Connector
 from deploy.runtime.home import Home
 from deploy.verify.hits import eligible_tokens
 from deploy.workflows.check.second_tier import drop_from_memory

@@ -1,8 +1,10 @@
-"""A sweep: every run of every topology, and the verdict."""
+"""A sweep: every run of every topology, how many and from which rate, and the verdict."""
 
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -14,7 +16,14 @@ from deploy.benchmark.candidates import Candidate, named
 from deploy.benchmark.facts import Machine, ModelFacts, StrictModel, Versions
 from deploy.benchmark.results import Workload, write_document
 from deploy.benchmark.slo import RESOLUTION
-from deploy.benchmark.statistics import LEAST_REPEATS, Ratio, median_of, paired_ratio
+from deploy.benchmark.statistics import (
+    LEAST_REPEATS,
+    Ratio,
+    median_of,
+    noise,
+    paired_ratio,
+    repeats_for,
+)
 from deploy.errors import UsageError
 
 FORMAT: Literal[1] = 1
@@ -286,3 +295,43 @@ def read_sweep(folder: Path) -> Sweep:
             f"{file} is not a sweep that this version of pdkit can read",
             hint="deploy bench sweep --out DIR with a new folder",
         ) from exc
+
+
+def rounds_for(sweep: Sweep, within: float) -> int:
+    """Return the rounds that give the verdict's ratio ± `within`, by the noise of those done.
+
+    No more than now where there is nothing to compare, or one of both has not run in each round.
+    """
+    verdict = judge(sweep)
+    if verdict.disaggregated is None or verdict.baseline is None:
+        return sweep.rounds
+    split, whole = (by_round(sweep, name) for name in (verdict.disaggregated, verdict.baseline))
+    if not len(split) == len(whole) == sweep.rounds:
+        return sweep.rounds
+    return max(sweep.rounds, repeats_for(noise([split[at] / whole[at] for at in split]), within))
+
+
+def starting_rate(sweep: Sweep, name: str, number: int, seed: int) -> float | None:
+    """Return the first rate that a topology tries in a round; None where no run has one yet.
+
+    Each run begins a bit off the known rate, by its own seeded factor. Searches that begin with the
+    same rate try the same ones, and so hide how coarse they are: intervals would be too narrow.
+    """
+    known = _known_rate(sweep, name)
+    if known is None:
+        return None
+    chance = random.Random(f"{seed} {name} {number}")  # noqa: S311 - no secret
+    return known * math.pow(RESOLUTION, chance.uniform(-0.5, 0.5))
+
+
+def _known_rate(sweep: Sweep, name: str) -> float | None:
+    """Return the topology's own rate so far, else an estimate from those of others."""
+    own = [run.rate for run in sweep.of(name) if run.rate]
+    if own:
+        return median(own)
+    others = [run.rate / _units(run.topology) for run in sweep.runs if run.rate]
+    return median(others) * _units(name) if others else None
+
+
+def _units(name: str) -> int:
+    return named(name)[0].units

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from deploy.errors import HELP, UsageError
+
+if TYPE_CHECKING:
+    from deploy.benchmark.workloads import WorkloadOptions
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Name = Annotated[
@@ -134,6 +140,54 @@ _Monitoring = Annotated[
         help="Also run Prometheus with alert rules, and Grafana, on loopback (default: off).",
     ),
 ]
+InCluster = Annotated[
+    bool,
+    typer.Option(
+        "--kubernetes", help="Use the exported stack in kubectl's cluster instead of one here."
+    ),
+]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        "--context", help="With --kubernetes: context of kubectl (default: the current one)."
+    ),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", help="With --kubernetes: namespace (default: kubectl's)."),
+]
+ExportFolder = Annotated[
+    Path | None,
+    typer.Argument(
+        help="With --kubernetes: folder of the export, or of its check for one vendor, whose "
+        "namespace is used (default: repeat the check that the cluster has)."
+    ),
+]
+Workload = Annotated[
+    str, typer.Option(help="What to send: random, shared-prefix, multi-turn, dataset or trace.")
+]
+InputTokens = Annotated[
+    str, typer.Option(help="Prompt length in tokens, or what each turn adds: N, or a range N-M.")
+]
+OutputTokens = Annotated[str, typer.Option(help="Answer length in tokens: N, or a range N-M.")]
+PrefixTokens = Annotated[int, typer.Option(min=1, help="Length of shared prefixes in tokens.")]
+Prefixes = Annotated[int, typer.Option(min=1, help="Number of shared prefixes.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns per conversation.")]
+SkipBroken = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out broken lines of the file.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed for prompts, lengths and arrival times.")]
+SloShare = Annotated[
+    float, typer.Option(min=0.01, max=1.0, help="Share of requests that must be within the SLO.")
+]
+
+Within = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1, max=100.0,
+        help="Repeat until results are about ± this many percent, by the noise of the first five.",
+    ),
+]  # fmt: skip
 
 
 def _stack_options(  # noqa: PLR0913 - one parameter an option of the contract
@@ -194,3 +248,53 @@ def takes_stack_options(command: Callable[..., Any]) -> Callable[..., Any]:
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_flags
+
+
+def require_fitting(
+    *, kubernetes: bool, needs: Mapping[str, object], refuses: Mapping[str, object]
+) -> None:
+    """Refuse options that are only for a cluster, or only for this machine.
+
+    Args:
+        needs: option → what was given for it, of those that need --kubernetes.
+        refuses: those that do not go with it.
+    """
+    given = [option for option, value in (refuses if kubernetes else needs).items() if value]
+    if given:
+        how = "cannot be used with" if kubernetes else "needs"
+        raise UsageError(f"{given[0]} {how} --kubernetes", hint=HELP)
+
+
+def chosen_by_noise(command: str, counted: str, within: float | None, count: int | None) -> None:
+    """Refuse a number of repeats where it is chosen from their noise."""
+    if within is not None and count is not None:
+        raise UsageError(
+            f"--within and {counted} cannot be used together: --within chooses the number",
+            hint=f"{command} --within {within:g}",
+        )
+
+
+def workload_options(
+    workload: str, input_tokens: str, output_tokens: str, **more: Any
+) -> WorkloadOptions:
+    """Return what is sent; `more` are its other fields.
+
+    Raises:
+        UsageError: there is no such workload, or a length is not N or N-M.
+    """
+    from deploy.benchmark.workloads import TokenRange, WorkloadOptions, known_workload
+
+    return WorkloadOptions(
+        known_workload(workload),
+        TokenRange.parse("--input-tokens", input_tokens),
+        TokenRange.parse("--output-tokens", output_tokens),
+        **more,
+    )
+
+
+def require_positive(command: str, option: str, value: float | None) -> None:
+    """Refuse a number that is not above 0; None means not given."""
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(
+            f"{option} {value:g}: expected a number above 0", hint=f"{command} {option} 1"
+        )

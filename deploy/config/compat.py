@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from deploy.assets import yaml_asset
 from deploy.config.catalog import EngineImage, load_catalog
-from deploy.config.choices import IN_ENGINES, MP, Connector
+from deploy.config.fields import IN_ENGINES, MP, Connector
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 

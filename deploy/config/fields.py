@@ -15,6 +15,12 @@ from deploy.home_folder import expanded
 MAX_COUNT = 64  # GPUs or engines
 _LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+RuntimeChoice = Literal["auto", "compose", "process"]
+GpuAccess = Literal["auto", "runtime", "cdi", "all"]
+# LMCache inside each engine, or LMCache's server.
+Connector = Literal["lmcache", "lmcache-mp"]
+IN_ENGINES: Connector = "lmcache"
+MP: Connector = "lmcache-mp"
 
 
 def no_boolean(value: object) -> object:

@@ -1,13 +1,24 @@
-"""Every setting of the spec in words, as the reference page and `deploy init` show it."""
+"""Every setting in words: for the reference page, and as the deploy.yaml of `deploy init`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
+
+from deploy.config.spec import StackSpec
+from deploy.errors import printable
+
+_WIDTH = 100
+_HEAD = """\
+# A stack of pdkit: all settings, with their meanings, values and defaults. To change one, remove
+# the '#' in front of it and edit the value. Show the result with: deploy plan
+# Command-line options and PDKIT_* variables take precedence over this file.
+"""
 
 
 @dataclass(frozen=True)
@@ -104,3 +115,51 @@ def _range(field: Mapping[str, Any]) -> str:
     words += [f" above {above:g}"] if above is not None else []
     words += [f" to {most:g}" if least is not None else f", at most {most:g}"] if most else []
     return "".join(words)
+
+
+def example_yaml(
+    given: Mapping[str, Any] | None = None, remarks: Mapping[str, str] | None = None
+) -> str:
+    """Return the text of a deploy.yaml in which all but `given` is commented out.
+
+    Args:
+        given: top-level settings with their values.
+        remarks: what to add to the comment of a top-level setting; "" is the file's own.
+    """
+    given, remarks = given or {}, remarks or {}
+    blocks = [_HEAD.rstrip("\n")]
+    if remarks.get(""):
+        blocks += ["\n".join(_comment(remarks[""]))]
+    for group in groups_of(StackSpec):
+        blocks += _blocks(group, given, remarks)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _blocks(
+    group: SettingGroup, given: Mapping[str, Any], remarks: Mapping[str, str]
+) -> Iterator[str]:
+    if not group.name:
+        for setting in group.settings:
+            yield "\n".join(_lines(setting, given, remarks))
+        return
+    lines = [*_comment(group.meaning), f"{group.name}:"]
+    for setting in group.settings:
+        lines += (f"  {line}" for line in _lines(setting, {}, {}))
+    yield "\n".join(lines)
+
+
+def _lines(
+    setting: SpecSetting, given: Mapping[str, Any], remarks: Mapping[str, str]
+) -> Iterator[str]:
+    name, value = setting.name, f"value: {setting.value.replace('`', '')}"
+    default = "" if setting.default is None else f"; default: {setting.default_text}"
+    yield from _comment(setting.meaning)
+    yield f"# {value}{default}"
+    yield from _comment(remarks.get(name, ""))
+    yield f"{name}: {flow(given[name])}" if name in given else f"#{name}: {setting.default_text}"
+
+
+def _comment(text: str) -> list[str]:
+    # Without YAML's rarer line breaks, too: another user may have named a cached model.
+    words = printable(" ".join(text.split()))
+    return [f"# {line}" for line in textwrap.wrap(words, _WIDTH - 4, break_on_hyphens=False)]

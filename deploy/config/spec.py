@@ -11,16 +11,18 @@ from typing import Annotated, Literal, NewType
 
 from pydantic import BeforeValidator, Field
 
-from deploy.config.choices import Connector, GpuAccess, RuntimeChoice
 from deploy.config.fields import (
     BindAddress,
+    Connector,
     Count,
     Gibibytes,
+    GpuAccess,
     HostPath,
     ImageName,
     Port,
     RemoteEngine,
     RoleCount,
+    RuntimeChoice,
     Seconds,
     Share,
     Strict,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from deploy.doctor.finding import Rule, Verdict, fail, ok, tried, warn
-from deploy.doctor.seen import ImageSeen, Seen
+from deploy.doctor.observed import ImageSeen, Seen
 
 # The oldest engine that stacks were run on.
 MIN_ENGINE = (20, 10)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from deploy.config.choices import IN_ENGINES
+from deploy.config.fields import IN_ENGINES
 from deploy.doctor.docker import engine_image
 from deploy.doctor.finding import Rule, Verdict, fail, note, ok, tried, unknown, warn
-from deploy.doctor.seen import EngineCode, ImageSeen, Seen
+from deploy.doctor.observed import EngineCode, ImageSeen, Seen
 from deploy.planning.connector import HOW_TO
 
 

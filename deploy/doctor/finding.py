@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from deploy.doctor.seen import Seen, StepOutcome
+from deploy.doctor.observed import Seen, StepOutcome
 
 FindingStatus = Literal["ok", "warn", "fail", "unknown"]
 Area = Literal[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.config.runtimes import RUNTIMES
 from deploy.doctor.finding import Rule, Verdict, fail, ok, unknown, warn
-from deploy.doctor.seen import Seen
+from deploy.doctor.observed import Seen
 from deploy.planning.plan import Plan
 
 # Measured on CPUs: with 64 no engine starts; with 200 one does, for a few clients.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.config.runtimes import RUNTIMES
 from deploy.doctor.finding import Rule, Verdict, fail, ok, warn
-from deploy.doctor.seen import HubSeen, Seen
+from deploy.doctor.observed import HubSeen, Seen
 
 
 def _model(seen: Seen) -> Verdict | None:

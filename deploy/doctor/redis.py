@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.doctor.finding import Rule, Verdict, ok, tried, unknown, warn
-from deploy.doctor.seen import RedisSeen, Seen
+from deploy.doctor.observed import RedisSeen, Seen
 from deploy.planning.memory import GIB
 
 _MIN_MAJOR = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.doctor.finding import Rule, Verdict, fail, ok, tried, unknown, warn
-from deploy.doctor.seen import FolderSeen, ImageSeen, Seen
+from deploy.doctor.observed import FolderSeen, ImageSeen, Seen
 from deploy.planning.memory import GIB, MIB
 
 # Logs, the tiny model, and the files of a stack.

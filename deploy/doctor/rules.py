@@ -1,12 +1,13 @@
-"""All rules in the order they are shown, and which findings stop `up`."""
+"""All rules in the order they are shown, which findings stop `up`, and their reference page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from deploy.doctor import docker, engine, gpus, host, hub, redis, resources, stack
 from deploy.doctor.finding import Finding, Rule
-from deploy.doctor.seen import Seen
+from deploy.doctor.observed import Seen
 
 RULES: tuple[Rule, ...] = (
     *docker.RULES,
@@ -18,6 +19,7 @@ RULES: tuple[Rule, ...] = (
     *redis.RULES,
     *stack.RULES,
 )
+BEGIN, END = "<!-- rules: made from deploy/doctor -->", "<!-- end of rules -->"
 
 
 def findings(seen: Seen) -> list[Finding]:
@@ -37,3 +39,17 @@ def failed(found: Sequence[Finding]) -> list[Finding]:
 def warned(found: Sequence[Finding]) -> list[Finding]:
     """Return the findings that do not stop `up`."""
     return [one for one in found if one.status == "warn"]
+
+
+def reference() -> str:
+    """Return a table for each area, in the order in which findings are shown."""
+    parts = []
+    for area, rules in groupby(RULES, key=lambda rule: rule.area):
+        rows = [
+            f"| `{rule.id}` | {rule.looks_at} | {rule.fails or '-'} | {rule.warns or '-'} "
+            f"| {rule.fix or '-'} |"
+            for rule in rules
+        ]
+        head = ("| finding | looks at | fails if | warns if | fix |", "|---|---|---|---|---|")
+        parts.append("\n".join((f"### {area}", "", *head, *rows)))
+    return "\n\n".join(parts)

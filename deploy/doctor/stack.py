@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.doctor.finding import Rule, Verdict, fail, of_outcome, ok, warn
-from deploy.doctor.seen import Seen, StackSeen
+from deploy.doctor.observed import Seen, StackSeen
 
 
 def _up(seen: Seen) -> Verdict | None:

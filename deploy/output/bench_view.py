@@ -1,17 +1,23 @@
-"""A benchmark's result as people read it."""
+"""Benchmark results, sweeps and comparisons as people read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 
 from deploy.benchmark.break_even import speeds_at_ends
+from deploy.benchmark.compare import Comparison, Difference, MetricRow, Unit
+from deploy.benchmark.compare_sweeps import ComparedTopology, SweepComparison
 from deploy.benchmark.facts import StackFacts
-from deploy.benchmark.own_cost import OwnCost, own_cost
+from deploy.benchmark.own_cost import OwnCost, gpu_use, own_cost, service_use
 from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, hit_rate
-from deploy.benchmark.usage import gpu_use, service_use
-from deploy.output.table import percent, table
+from deploy.benchmark.statistics import Estimate
+from deploy.benchmark.sweep import Sweep, TopologyRow, rows
+from deploy.output.table import duration, percent, table
 from deploy.planning.break_even import break_even_tokens
+
+_SCALE: dict[Unit, tuple[float, str]] = {"ms": (1e3, " ms"), "1/s": (1, "/s"), "%": (100, " %")}
 
 
 def bench_view(result: Result, folder: str) -> str:
@@ -232,3 +238,124 @@ def _errors(repeats: Sequence[Repeat]) -> Iterator[str]:
             counts[text] = counts.get(text, 0) + count
     for text, count in sorted(counts.items(), key=lambda item: -item[1]):
         yield f"Failed, {count} requests: {text}"
+
+
+def dry_run_view(sweep: Sweep, left_s: float) -> str:
+    """Return the runs that are left and the time they will take."""
+    runs = [(f"{number + 1} of {sweep.rounds}", name) for name, number in sweep.left]
+    lines = [table(("round", "topology"), runs), ""]
+    lines += [f"left out: {name}: {why}" for name, why in sweep.refused.items()]
+    lines.append(f"{len(runs)} runs, about {duration(left_s)}; nothing was started")
+    return "\n".join(lines)
+
+
+def sweep_view(sweep: Sweep, folder: Path, best: Path | None, page: str | None) -> str:
+    """Return the topologies, the best first, and the verdict."""
+    header = ("topology", f"{sweep.unit}s", "rounds", "requests/s", f"per {sweep.unit}", "95 %")
+    found = rows(sweep)
+    lines = [
+        table(header, [_cells(row) for row in found], right=header[1:]),
+        *(f"{row.topology}: {row.why_not}" for row in found if row.why_not),
+        "",
+    ]
+    if sweep.verdict:
+        lines.append(sweep.verdict.sentence)
+    lines.append(f"Results: {folder}")
+    if page:
+        lines.append(f"Report: {page}")
+    if best:
+        lines.append(f"Start it: deploy up -f {best}")
+    return "\n".join(lines)
+
+
+def _cells(row: TopologyRow) -> tuple[object, ...]:
+    interval = "-" if row.low is None else f"{row.low:.2f} to {row.high:.2f}"
+    return (
+        row.topology,
+        row.units,
+        row.rounds,
+        "-" if row.rate is None else f"{row.rate:.2f}",
+        "-" if row.per_unit is None else f"{row.per_unit:.2f}",
+        interval,
+    )
+
+
+def compare_view(comparison: Comparison, first: Result, second: Result) -> str:
+    """Return a table for each load, and below them what to know about them."""
+    lines = [f"A  {_run(first)}", f"B  {_run(second)}"]
+    lines += _differing(comparison.unlike)
+    header = ("metric", "A", "B", "B / A", "95 % interval", "B is")
+    for load, compared in comparison.points.items():
+        shown = [tuple(_compared_cells(row)) for row in compared]
+        counted = _counted(compared[0].first, compared[0].second)
+        lines += [
+            "",
+            f"At {load}, medians of the repeats ({counted}):",
+            "",
+        ]
+        lines.append(table(header, shown, right=header[1:5]))
+    return "\n".join([*lines, "", *comparison.notes])
+
+
+def sweeps_view(comparison: SweepComparison, first: Sweep, second: Sweep) -> str:
+    """Return a table of the topologies, below what each sweep said itself."""
+    what = f"Highest rate that holds {first.slo}" if first.slo else "Throughput"
+    header = ("topology", "A", "B", "B / A", "95 % interval", "rounds", "B is")
+    found = [_topology(one) for one in comparison.topologies]
+    return "\n".join(
+        [
+            f"A  {_sweep(first)}",
+            f"B  {_sweep(second)}",
+            *_differing(comparison.unlike),
+            "",
+            f"{what}, in requests/s, medians of the rounds:",
+            "",
+            table(header, found, right=header[1:6]),
+            "",
+            *comparison.notes,
+        ]
+    )
+
+
+def _sweep(sweep: Sweep) -> str:
+    sent = f"{sweep.workload.name}, " if sweep.workload else ""
+    said = f": {sweep.verdict.sentence}" if sweep.verdict else ""
+    return f"{sent}{sweep.started}{said}"
+
+
+def _topology(one: ComparedTopology) -> tuple[str, ...]:
+    rounds = _counted(one.first, one.second)
+    return (
+        one.topology, f"{one.first.value:.2f}", f"{one.second.value:.2f}",
+        f"{one.ratio.value:.2f}", interval(one.ratio), rounds, one.verdict,
+    )  # fmt: skip
+
+
+def _differing(unlike: Sequence[Difference]) -> list[str]:
+    return [f"differs: {one.field}: {one.first} and {one.second}" for one in unlike]
+
+
+def interval(estimate: Estimate | None) -> str:
+    """Return the ends of a ratio's interval."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return "-"
+    return f"{estimate.low:.2f} to {estimate.high:.2f}"
+
+
+def _run(result: Result) -> str:
+    return f"{result.stack.topology}, {result.model.name}, {result.workload.name}, {result.started}"
+
+
+def _counted(first: Estimate, second: Estimate) -> str:
+    same = first.repeats == second.repeats
+    return str(first.repeats) if same else f"{first.repeats} and {second.repeats}"
+
+
+def _compared_cells(row: MetricRow) -> Iterator[str]:
+    factor, unit = _SCALE[row.metric.unit]
+    yield row.metric.name
+    for side in (row.first, row.second):
+        yield f"{factor * side.value:.4g}{unit}"
+    yield f"{row.ratio.value:.2f}" if row.ratio else "-"
+    yield interval(row.ratio)
+    yield row.verdict

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from deploy.doctor.finding import Finding
 from deploy.output.table import duration, percent, size, table, told, told_size
 from deploy.verify.store_path import StorePath
+from deploy.workflows.doctor import Examination
 
-if TYPE_CHECKING:  # each command imports its own workflow alone
+if TYPE_CHECKING:
     from deploy.metrics.kv_server import KvServerUse
     from deploy.workflows.catalog_images import ImageRow
     from deploy.workflows.down import DownResult
+    from deploy.workflows.patches import Patches
     from deploy.workflows.running import RunningStack
     from deploy.workflows.saved_state import HistoryEntry
-    from deploy.workflows.stack_patches import Patches
     from deploy.workflows.status import StackStatus
     from deploy.workflows.swap import SwapResult
     from deploy.workflows.up import UpResult
 
 _EVENTS_SHOWN = 10
+_WIDTH = 7  # of the longest status, 'unknown'
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY(?!_?FILE)", re.IGNORECASE)
+_LOG_IN = re.compile(r"(?<=//)[^/\s]*@")
 
 
 def _path_table(paths: Sequence[tuple[str, StorePath]]) -> str:
@@ -285,3 +293,58 @@ def _history(entries: Sequence[HistoryEntry]) -> str:
         for one in entries
     ]
     return table(("when", "by", "went", "vendor", "image", "topology", "why not"), rows)
+
+
+def doctor_view(found: Examination) -> str:
+    """Return the findings by area, with why and fix of those that are not ok, and a verdict."""
+    shape = f" ({found.topology})" if found.topology else ""
+    lines = [f"stack '{found.name}'{shape} on {found.vendor}, runtime {found.runtime}", ""]
+    width = max((len(one.id) for one in found.findings), default=0)
+    for one in found.findings:
+        lines += _finding(one, width)
+    return "\n".join((*lines, "", _verdict(found)))
+
+
+def _finding(one: Finding, width: int) -> Iterator[str]:
+    yield f"{one.status.ljust(_WIDTH)}  {one.id.ljust(width)}  {one.message}"
+    margin = " " * (_WIDTH + 2 + width + 2)
+    if one.why:
+        yield f"{margin}why: {one.why}"
+    if one.fix:
+        yield f"{margin}try: {one.fix}"
+
+
+def _verdict(found: Examination) -> str:
+    counts = Counter(one.status for one in found.findings)
+    said = ", ".join(f"{count} {status}" for status, count in counts.items())
+    end = "`deploy up` would fail" if found.failed else "nothing blocks `deploy up`"
+    return f"{said}: {end}"
+
+
+def settings_view(spec: object, names: Sequence[str]) -> str:
+    """Return the settings of these names as lines, without secrets: 'engine.python  ./python'."""
+    settings = [setting for name in names for setting in _settings(name, spec)]
+    width = max(len(name) for name, _ in settings)
+    return "".join(f"  {name:{width}}  {value}\n" for name, value in settings)
+
+
+def _settings(name: str, found: Any) -> Iterator[tuple[str, str]]:
+    """Yield a setting, or each variable of engine.env, and its value as it can be shown."""
+    for part in name.split("."):
+        found = getattr(found, part)
+    if isinstance(found, dict) and found:
+        for key, value in found.items():
+            yield _printable(f"{name}.{key}"), "***" if _SECRET.search(key) else _shown(value)
+    else:
+        yield name, _shown(found)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return shlex.join(_shown(one) for one in value)
+    return _printable(_LOG_IN.sub("***@", str(value)))
+
+
+def _printable(text: str) -> str:
+    """Return a text that cannot move the cursor or turn the direction of what is read."""
+    return text if text.isprintable() else repr(text)

@@ -1,18 +1,24 @@
-"""Checks of a spec that need no plan: settings that contradict each other, or break sharing KV."""
+"""What a plan refuses: contradicting settings, those that break sharing KV, and kinds of models."""
 
 from __future__ import annotations
 
+from deploy.config.engine_args import options
+from deploy.config.engine_inputs import RefusedSetting, refused_option, refused_variable
 from deploy.config.model import Model
 from deploy.config.spec import MAX_CHUNK, SettledSpec
-from deploy.config.vendors import vendor_named
-from deploy.errors import ConfigError
+from deploy.config.vendors import Vendor, vendor_named
+from deploy.errors import Changes, ConfigError
 from deploy.planning.address import check_bind, check_collector
 from deploy.planning.hosts import check_hosts
+from deploy.planning.inventory import Inventory
 from deploy.planning.kv_server import check_kv_server
 from deploy.planning.redis import check_redis
 from deploy.planning.topology import FIRST_ENGINE_OFFSET, NO_SPLIT, Topology
 
 _LAST_PORT = 65535
+_WINDOW_OFF = "--disable-sliding-window"
+_ANOTHER: Changes = {"--model": "FOLDER"}
+_KIND = "with a model of another kind"
 
 
 def check_spec(spec: SettledSpec, model: Model, block_size: int, topology: Topology) -> None:
@@ -92,3 +98,68 @@ def _check_ports(port: int, topology: Topology) -> None:
             setting="port",
             retry=({"--port": str(_LAST_PORT - (last - port))},),
         )
+
+
+def check_engine_settings(spec: SettledSpec, *, shares_kv: bool) -> None:
+    """Refuse arguments and variables by which engines would not be as they are planned.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    for argument in spec.engine.args:
+        name, refused = refused_option(argument, shares_kv=shares_kv)
+        if refused:
+            raise _error(spec, "engine.args", f"'{name}'", refused)
+    for name in spec.engine.env:
+        if refused := refused_variable(name):
+            raise _error(spec, "engine.env", name, refused)
+
+
+def _error(spec: SettledSpec, setting: str, name: str, refused: RefusedSetting) -> ConfigError:
+    hint = refused.instead or f"leave it out of {setting}"
+    if refused.for_gpus and (visible := vendor_named(spec.vendor).visible_devices):
+        hint = f"{visible}=0,1 deploy up, which plans with these GPUs only"
+    return ConfigError(f"{name} {refused.why}", setting=setting, hint=hint)
+
+
+def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inventory) -> None:
+    """Refuse a model whose KV the connector cannot carry.
+
+    Raises:
+        ConfigError: which kind it is, and why.
+    """
+    name, kind = model.served_name, model.kind
+    if kind.state:
+        raise ConfigError(
+            f"{name} has layers that keep a state instead of KV (config.json: "
+            f"{kind.state}); LMCache stores KV by tokens, and cannot store it",
+            setting="model",
+            retry=(_ANOTHER,),
+            note=_KIND,
+        )
+    if kind.window and _WINDOW_OFF not in spec.engine.args:
+        raise ConfigError(
+            f"every layer of {name} has a sliding window ({kind.window} tokens); vLLM "
+            "drops the KV behind it, and LMCache would store other bytes in its place",
+            setting="model",
+            hint=f"set engine.args to [{_WINDOW_OFF}] and engine.max_model_len to {kind.window} "
+            "at most",
+        )
+    if kind.mla and not vendor.has_gpus:
+        raise ConfigError(
+            f"{name} has MLA (kv_lora_rank in config.json), whose KV the connector does "
+            "not support on CPUs",
+            setting="model",
+            retry=(_ANOTHER,),
+            note=_KIND,
+        )
+    if _wants_fp8(spec.engine.args) and not vendor.has_gpus and not inventory.fast_bfloat16:
+        raise ConfigError(
+            "--kv-cache-dtype fp8 needs AVX-512 on CPUs, which this processor lacks",
+            setting="engine.args",
+            hint="leave --kv-cache-dtype out of engine.args",
+        )
+
+
+def _wants_fp8(args: tuple[str, ...] | list[str]) -> bool:
+    return options(args).get("--kv-cache-dtype", "").startswith("fp8")

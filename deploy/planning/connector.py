@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deploy.config.choices import IN_ENGINES, MP
 from deploy.config.compat import image_for, judge, require_compatible
+from deploy.config.fields import IN_ENGINES, MP
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.errors import PdkitError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from deploy.config.choices import MP
+from deploy.config.fields import MP
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor
 from deploy.planning.address import host_port

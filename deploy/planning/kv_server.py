@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
-from deploy.config.choices import MP
+from deploy.config.fields import MP
 from deploy.config.model import Model
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec

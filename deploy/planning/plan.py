@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deploy.config.choices import IN_ENGINES, Connector
+from deploy.config.fields import IN_ENGINES, Connector
 from deploy.config.model import Model
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor, vendor_named
 from deploy.planning.address import host_port
-from deploy.planning.checks import check_spec
-from deploy.planning.engine_settings import check_engine_settings
+from deploy.planning.checks import check_engine_settings, check_kind, check_spec
 from deploy.planning.engines import (
     DECODE,
     PREFILL,
@@ -22,7 +21,6 @@ from deploy.planning.engines import (
 )
 from deploy.planning.gpus import allot, gpu_memory, gpu_need
 from deploy.planning.inventory import Gpu, Inventory
-from deploy.planning.kinds import check_kind
 from deploy.planning.kv_server import KvServerPlan, kv_server
 from deploy.planning.limits import TransferLimits, redis_limits
 from deploy.planning.memory import (

@@ -1,22 +1,24 @@
-"""The systemd unit that starts a stack at boot, for the user who ran `up --on-boot`."""
+"""The systemd unit that starts a stack at boot: its text, and how it is turned on and off."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import pwd
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.errors import ConfigError, MachineError
 from deploy.home_folder import expanded
 from deploy.runtime.home import Home
-from deploy.stack.boot_unit import boot_unit
 
 _RUNS = Path("/run/systemd/system")
 _LINGER = Path("/var/lib/systemd/linger")
 # The variables that the command reads; none holds a secret.
 _KEPT = ("PATH", "PDKIT_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HF_HOME", "LD_LIBRARY_PATH")
+_RETRY_S = 30
 
 
 def require_systemd() -> None:
@@ -73,3 +75,32 @@ def starts_without_login() -> bool:
 
 def _link(file: Path) -> Path:
     return file.parent / "default.target.wants" / file.name
+
+
+def boot_unit(stack: str, argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return the unit's text; `argv` brings the stack up as it was."""
+    variables = [f"Environment={_quoted(f'{name}={text}')}" for name, text in environ.items()]
+    lines = (
+        "[Unit]",
+        f"Description=pdkit stack {stack}",
+        "",
+        "[Service]",
+        # The command ends when the stack serves; its services stay in the unit's control group.
+        "Type=oneshot",
+        "RemainAfterExit=yes",
+        "TimeoutStartSec=infinity",
+        "Restart=on-failure",
+        f"RestartSec={_RETRY_S}",
+        *variables,
+        f"ExecStart={' '.join(_quoted(part).replace('$', '$$') for part in argv)}",
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Return a word as systemd reads it back: one word, without specifiers, on one line."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'

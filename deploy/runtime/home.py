@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from deploy.home_folder import expanded
 
 if TYPE_CHECKING:
-    from deploy.doctor.seen import HostSeen
+    from deploy.doctor.observed import HostSeen
 
 # Not TMPDIR, which may differ between the shell that starts a stack and the one that stops it.
 _TEMP = Path("/tmp")  # noqa: S108 - what is made there is made private before it is used

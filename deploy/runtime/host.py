@@ -17,7 +17,7 @@ from types import MappingProxyType
 from deploy.errors import MissingTool, NotEnoughMemory
 from deploy.home_folder import expanded
 from deploy.runtime.cgroup import MOUNT, read_limits
-from deploy.runtime.process.shell import kept_back
+from deploy.runtime.process.sessions import kept_back
 from deploy.stack.layout import GRAFANA_HOME
 
 _PROBE_TIMEOUT_S = 60

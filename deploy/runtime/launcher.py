@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 from deploy.errors import StackUnhealthy
 from deploy.runtime.logs import LogReader
 from deploy.runtime.secrets import Secret
-from deploy.runtime.shard_stores import ShardStore
 from deploy.runtime.state import ServiceRecord
+from deploy.runtime.store import ShardStore
 from deploy.stack.service import Service, Stack
 
 ServiceState = Literal["running", "exited", "not started"]

@@ -15,7 +15,7 @@ from deploy.runtime.redis_client import if_allowed, refusal_of, scan_of, server_
 from deploy.runtime.store import Refusal, key_pages, marked_keys, with_twins
 
 if TYPE_CHECKING:
-    from deploy.doctor.seen import RedisSeen
+    from deploy.doctor.observed import RedisSeen
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class UrlStore:
 
 
 def _settings(client: Any) -> RedisSeen:
-    from deploy.doctor.seen import RedisSeen
+    from deploy.doctor.observed import RedisSeen
 
     info = if_allowed(client.info) or {}
     saves = if_allowed(client.config_get, "save") or {}

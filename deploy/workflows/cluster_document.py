@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deploy.assets import Kit
-from deploy.config.choices import IN_ENGINES
+from deploy.config.fields import IN_ENGINES
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import StateError

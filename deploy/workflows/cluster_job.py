@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
+from typing import Any, cast
 
 import yaml
 
 from deploy.assets import yaml_loader
 from deploy.errors import (
+    CheckFailed,
     MissingImage,
     PdkitError,
     StackLocked,
@@ -21,10 +24,13 @@ from deploy.errors import (
     StateError,
     UsageError,
 )
+from deploy.planning.engines import DECODE, PREFILL
+from deploy.planning.pairs import named_pairs
 from deploy.runtime.kubectl import Kubectl
 from deploy.stack.cluster.check import NAME
+from deploy.stack.cluster.layout import workload
 from deploy.stack.cluster.objects import Object
-from deploy.stack.cluster.seen import (
+from deploy.stack.cluster.pod_status import (
     OF_CHECK,
     OF_STACK,
     PodSeen,
@@ -33,8 +39,7 @@ from deploy.stack.cluster.seen import (
     main_container,
     role_of,
 )
-from deploy.workflows.cluster_options import JobOptions, job_arguments
-from deploy.workflows.cluster_result import ClusterCheck, result_of, said_by
+from deploy.stack.service import ServiceRole, escaped
 from deploy.workflows.prepare import Report
 
 _EVERY_S = 2.0
@@ -43,6 +48,7 @@ _LATE_S = 60.0
 _STAMP = re.compile(r"^\[ *[\d.]+ s\] ")
 _REPEAT = re.compile(r"--repeat=([1-9]\d{,8})")
 _OPTION = "deploy check --kubernetes"
+_LONGEST_BYTES = 100_000  # Linux takes no argument of 128 KiB
 
 
 def check_by_job(
@@ -265,3 +271,117 @@ class _Follower:
             return None
         hint = self._kubectl.typed(f"describe job {NAME}") if job else _OPTION
         return StackUnhealthy(f"the Job {NAME} ended without a result: {end}", hint=hint)
+
+
+@dataclass(frozen=True)
+class ClusterCheck:
+    """The result of a check inside a cluster: what `deploy check` would show and return there.
+
+    Attributes:
+        junit: the findings as XML; "" if they were not asked for.
+    """
+
+    data: dict[str, Any]
+    text: str
+    errors: Sequence[CheckFailed]
+    junit: str
+
+
+def said_by(line: str) -> Object | None:
+    """Return what a line of the log says to programs; None if it is for people."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) and said.keys() & {"data", "error"} else None
+
+
+def result_of(said: Object, kubectl: Kubectl) -> ClusterCheck:
+    """Return the result; raise the check's own error, with its code, where it ended with one."""
+    try:
+        return _read(said, kubectl)
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise StackUnhealthy(
+            f"this version of pdkit cannot read the result of the Job {NAME} ({exc!r})",
+            hint=kubectl.typed(f"logs job/{NAME}"),
+        ) from exc
+
+
+def _read(said: Object, kubectl: Kubectl) -> ClusterCheck:
+    if told := said.get("error"):
+        details = tuple(map(str, told["details"]))
+        error = PdkitError(str(told["message"]), hint=str(told["hint"]), details=details)
+        error.code, error.exit_code = str(told["code"]), int(told["exit_code"])
+        raise error
+    data, text, junit = said["data"], str(said["text"]), str(said.get("junit", ""))
+    if data["passed"]:
+        return ClusterCheck(data, text, (), junit)
+    hint = kubectl.typed(f"logs {OF_STACK} --prefix")
+    if data["diagnosis"]:
+        hint = data["diagnosis"][0]["hint"]
+    return ClusterCheck(data, text, [CheckFailed(data["failures"][0], hint=hint)], junit)
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What is checked; like `CheckOptions`, but its pairs are those of pods.
+
+    Attributes:
+        pairs: patterns such as 'producer-0:*'; none means all pairs.
+        repeat: number of runs in a row.
+        junit: what JUnit XML calls the stack; "" if none is wanted.
+    """
+
+    pairs: Sequence[str] = ()
+    quick: bool = False
+    least: float = 1.0
+    prompt: str | None = None
+    repeat: int = 1
+    junit: str = ""
+
+
+def job_arguments(options: JobOptions, there: Sequence[Object]) -> list[str]:
+    """Return the arguments of the Job's program.
+
+    Args:
+        there: the stack's pods, among other objects.
+
+    Raises:
+        UsageError: a pattern names no pair of them, or the prompt is too long.
+    """
+    pairs = dict(_pairs(there)) if options.pairs else {}
+    named = named_pairs(pairs, options.pairs, hint="deploy check --kubernetes --pairs '*:*'")
+    return [
+        *(f"--pairs={pair}" for pair in named),
+        *(["--quick"] if options.quick else []),
+        *([f"--min-hit-rate={options.least}"] if options.least < 1 else []),
+        *([f"--prompt={_argument(options.prompt)}"] if options.prompt is not None else []),
+        *([f"--repeat={options.repeat}"] if options.repeat > 1 else []),
+        *([f"--junit={options.junit}"] if options.junit else []),
+    ]
+
+
+def _argument(prompt: str) -> str:
+    size = len(prompt.encode())
+    if size > _LONGEST_BYTES:
+        raise UsageError(
+            f"--prompt-file: {size} bytes; with --kubernetes, at most {_LONGEST_BYTES}",
+            hint="use a shorter prompt",
+        )
+    return escaped(prompt)
+
+
+def _pairs(there: Sequence[Object]) -> Iterator[tuple[str, str]]:
+    """Yield each pair by the names of its pods, and by their addresses."""
+    engines = [one for one in there if one["kind"] == "Pod" and one["status"].get("podIP")]
+    for pair in permutations(engines, 2):
+        producer, consumer = map(role_of, pair)
+        if producer in PREFILL and consumer in DECODE:
+            name = ":".join(one["metadata"]["name"] for one in pair)
+            yield name, ":".join(_engine_name(one) for one in pair)
+
+
+def _engine_name(pod: Object) -> str:
+    """Return an engine's name as the check inside the cluster has it."""
+    role = cast(ServiceRole, role_of(pod))
+    return f"{workload(role)}-{pod['status']['podIP']}"

@@ -15,8 +15,7 @@ from deploy.config.model import Model
 from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.doctor.finding import Finding
-from deploy.doctor.rules import failed, findings
-from deploy.doctor.seen import (
+from deploy.doctor.observed import (
     DisksSeen,
     EngineCode,
     HubSeen,
@@ -25,6 +24,7 @@ from deploy.doctor.seen import (
     StackSeen,
     StepOutcome,
 )
+from deploy.doctor.rules import failed, findings
 from deploy.errors import MachineError, PdkitError
 from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.home import Home

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.config.choices import IN_ENGINES
 from deploy.config.compat import judge, options_on
 from deploy.config.engine_args import options
+from deploy.config.fields import IN_ENGINES
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.kv_server import KvServerPressure
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.engine_api import ApiError, EngineApi
-from deploy.runtime.observe.disks import free_mib
+from deploy.runtime.observe.host import free_mib
 from deploy.runtime.store import Store
 from deploy.verify.diagnosis import EngineFacts, Evidence, ServerFacts, StoreFacts
 from deploy.verify.findings import Findings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.assets import Kit
-from deploy.config.choices import IN_ENGINES
+from deploy.config.fields import IN_ENGINES
 from deploy.config.spec import SettledSpec, StackSpec, settle
 from deploy.config.vendors import VENDORS, vendor_named
 from deploy.errors import ConfigError, NamedSetting
@@ -24,9 +24,9 @@ from deploy.stack.cluster.layout import is_engine
 from deploy.stack.cluster.overlay import VendorStack, replicas
 from deploy.stack.cluster.pods import secret_keys
 from deploy.stack.compose import project_name
+from deploy.stack.document import refuse_visible_secrets
 from deploy.stack.layout import HUB_TOKEN, MODELS
 from deploy.stack.service import container_of
-from deploy.stack.visible_secrets import refuse_visible_secrets
 from deploy.workflows.cluster_document import cluster_document, cluster_layout
 from deploy.workflows.facts import chosen_vendor
 from deploy.workflows.prepare import find_model, installed_kit

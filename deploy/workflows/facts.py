@@ -29,7 +29,7 @@ from deploy.runtime.host import (
 )
 from deploy.workflows.prepare import Facts, Report
 from deploy.workflows.software import Containers, Programs
-from deploy.workflows.user_secrets import hub_token
+from deploy.workflows.user_files import hub_token
 
 if TYPE_CHECKING:
     from deploy.stack.containers import ContainerImages

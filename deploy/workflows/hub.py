@@ -11,14 +11,13 @@ from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
 from deploy.connector.pdkit_connector.model_files import is_offline
 from deploy.doctor.hub import refused
-from deploy.doctor.seen import HubSeen
+from deploy.doctor.observed import HubSeen
 from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address
 from deploy.runtime.weights import WantedModel, fetch, give_to
 from deploy.workflows.prepare import OTHER_CACHES, Prepared, Report, find_model
-from deploy.workflows.user_files import provide_caches
-from deploy.workflows.user_secrets import hub_token
+from deploy.workflows.user_files import hub_token, provide_caches
 
 _UNKNOWN = (
     "KV size and context are unknown, and Redis gets redis.memory_gib, else a quarter of the memory"

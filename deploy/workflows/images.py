@@ -16,8 +16,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.runtime.compose.images import FoundImage, ImageVersions, find_image, probe_versions
 from deploy.stack.containers import ContainerImages
-from deploy.workflows.image_builds import build, build_arguments
-from deploy.workflows.image_pins import name_here, pull_pinned
+from deploy.workflows.image_builds import build, build_arguments, name_here, pull_pinned
 from deploy.workflows.prepare import Report
 from deploy.workflows.stack_images import StackImages, refuse_bad_pair
 

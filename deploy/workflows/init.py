@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.config.choices import IN_ENGINES
-from deploy.config.example import example_yaml
-from deploy.config.fields import MAX_COUNT
+from deploy.config.fields import IN_ENGINES, MAX_COUNT
 from deploy.config.model import Model, cached_models
+from deploy.config.settings import example_yaml
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError, MissingGpus, PdkitError

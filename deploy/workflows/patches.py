@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from deploy.assets import connector_path
 from deploy.config.catalog import load_catalog
 from deploy.errors import ConfigError, MissingImage, MissingTool, PdkitError, StateError
+from deploy.metrics.connector import ConnectorReport
+from deploy.metrics.page import MetricsPage
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.fixes import FixReports, fixes_of_image, fixes_of_interpreter
 from deploy.runtime.home import Home
 from deploy.runtime.host import find_engine_python
-from deploy.workflows.running import answering_pages, find_stack
-from deploy.workflows.stack_patches import FixRow, Patches, stack_patches
+from deploy.workflows.running import RunningStack, answering_pages, find_stack
+
+# States in which a bug exists and is not fixed.
+UNANSWERED = ("failed", "disabled")
+_NOT_FOR_MP = (
+    "the fixes are for LMCache inside the engines, and this stack uses LMCache's server "
+    "(--connector lmcache-mp)"
+)
 
 
 def patches_of(home: Home, name: str, image: str | None) -> Patches:
@@ -63,3 +74,103 @@ def _tried(where: str, reports: FixReports) -> Patches:
         FixRow(fix.id, fix.title, fix.link, {fix.state: ()}, fix.evidence) for fix in reports.fixes
     ]
     return Patches(where, reports.lmcache, reports.tested, rows)
+
+
+@dataclass(frozen=True)
+class FixRow:
+    """One fix, as `deploy patches` shows it.
+
+    Attributes:
+        states: state → the engines that reported it; one state with no engines for an image.
+        evidence: the observation that the first of them rests on.
+    """
+
+    id: str
+    title: str
+    link: str
+    states: Mapping[str, Sequence[str]]
+    evidence: str
+
+    @property
+    def answered(self) -> bool:
+        """Whether no engine has the bug without the fix."""
+        return not any(state in UNANSWERED for state in self.states)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The fixes in one place.
+
+    Attributes:
+        where: the stack, image or interpreter.
+        lmcache: its version there; "" if unknown.
+        tested: the kit's tests ran the fixes with that version.
+        silent: engines that answer and report no fix.
+        not_for: why there are none; "" if there are.
+    """
+
+    where: str
+    lmcache: str
+    tested: bool
+    fixes: Sequence[FixRow]
+    silent: Sequence[str] = ()
+    not_for: str = ""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before trusting the KV."""
+        found = [
+            f"fix {row.id} is {state} in {', '.join(engines) or self.where}: {row.title} "
+            f"({row.link})"
+            for row in self.fixes
+            for state, engines in row.states.items()
+            if state in UNANSWERED
+        ]
+        found += [f"{engine} answers but reports no fixes" for engine in self.silent]
+        if self.lmcache and not self.tested:
+            found.append(
+                f"the fixes are untested with LMCache {self.lmcache}: each was chosen by its probe"
+            )
+        return found
+
+
+def stack_patches(running: RunningStack, pages: Mapping[str, MetricsPage]) -> Patches:
+    """Return the fixes as the engines of a stack report them on their metrics pages."""
+    from deploy.runtime.fixes import known_fixes  # `deploy status` does without it
+
+    return _reported(running, pages, known_fixes(connector_path()))
+
+
+def stack_warnings(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
+    """Return what to know before trusting a stack's KV."""
+    found = _reported(running, pages, {})
+    if all(row.answered for row in found.fixes):
+        return found.warnings  # they name no fix, whose title would have to be looked up
+    return stack_patches(running, pages).warnings
+
+
+def _reported(
+    running: RunningStack, pages: Mapping[str, MetricsPage], known: Mapping[str, tuple[str, str]]
+) -> Patches:
+    reports = {name: ConnectorReport.read(page) for name, page in pages.items()}
+    ids = [*known, *sorted({fix for one in reports.values() for fix in one.fixes} - known.keys())]
+    rows = [_row(fix, known.get(fix, ("", "none")), reports) for fix in ids]
+    releases = sorted({one.lmcache for one in reports.values() if one.lmcache})
+    plan = running.prepared.plan
+    return Patches(
+        where=f"stack '{running.stack.name}'",
+        lmcache=", ".join(releases),
+        tested=all(one.tested for one in reports.values()),
+        fixes=[row for row in rows if row.states],
+        silent=[name for name, one in reports.items() if plan.uses_redis and not one.fixes],
+        not_for=_NOT_FOR_MP if plan.kv_server else "",
+    )
+
+
+def _row(fix: str, known: tuple[str, str], reports: Mapping[str, ConnectorReport]) -> FixRow:
+    states: dict[str, list[str]] = {}
+    for engine, one in reports.items():
+        if fix in one.fixes:
+            states.setdefault(one.fixes[fix], []).append(engine)
+    evidence = next((one.evidence[fix] for one in reports.values() if fix in one.evidence), "")
+    return FixRow(fix, *known, states, evidence)

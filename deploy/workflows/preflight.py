@@ -15,8 +15,8 @@ from deploy.config.runtimes import RUNTIMES
 from deploy.connector.pdkit_connector.model_files import is_offline
 from deploy.doctor.finding import Finding
 from deploy.doctor.gpus import planned
+from deploy.doctor.observed import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen
 from deploy.doctor.rules import failed, findings, warned
-from deploy.doctor.seen import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen
 from deploy.errors import ConfigError, MachineUnfit, PdkitError
 from deploy.runtime.compose.docker import docker_info
 from deploy.runtime.compose.images import FoundImage

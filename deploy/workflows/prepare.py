@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.assets import Kit, connector_path, monitoring_path, router_path
-from deploy.config.choices import IN_ENGINES, Connector
 from deploy.config.compat import connector_of
 from deploy.config.engine_args import options
+from deploy.config.fields import IN_ENGINES, Connector
 from deploy.config.model import Model, resolve_model, snapshot_folder
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec, settle

@@ -20,9 +20,8 @@ from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.launcher import Launcher, ServiceState
 from deploy.runtime.secrets import Secret, read_secrets
-from deploy.runtime.shard_stores import open_shards
 from deploy.runtime.state import UNFIT, read_state_file
-from deploy.runtime.store import Store
+from deploy.runtime.store import Store, open_shards
 from deploy.runtime.url_store import open_url_store
 from deploy.runtime.whole_page import whole_page
 from deploy.stack.layout import API_KEY, ENGINE_KEY, REDIS_PASSWORD, REDIS_URL

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from deploy.config.choices import IN_ENGINES, Connector
+from deploy.config.fields import IN_ENGINES, Connector
 from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec

@@ -162,7 +162,7 @@ class Containers:
     ) -> Layout:
         """Return where services find their files and each other."""
         from deploy.stack.containers import ContainerLayout
-        from deploy.stack.visible_secrets import refuse_visible_secrets
+        from deploy.stack.document import refuse_visible_secrets
 
         refuse_visible_secrets(spec)
         from_hub = model.source == "hub"

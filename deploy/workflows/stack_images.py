@@ -14,7 +14,6 @@ from deploy.config.catalog import (
     reference,
     reference_problem,
 )
-from deploy.config.choices import IN_ENGINES
 from deploy.config.compat import (
     PairRule,
     connector_of,
@@ -23,6 +22,7 @@ from deploy.config.compat import (
     options_on,
     require_compatible,
 )
+from deploy.config.fields import IN_ENGINES
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError
 from deploy.stack.containers import ContainerImages

@@ -19,7 +19,7 @@ from deploy.runtime.host import require_memory
 from deploy.runtime.interrupts import cleaning_up, uninterrupted
 from deploy.runtime.launcher import LOG_TAIL, Started
 from deploy.runtime.ports import require_free
-from deploy.runtime.process.shell import kept_back
+from deploy.runtime.process.sessions import kept_back
 from deploy.runtime.readiness import wait_ready
 from deploy.runtime.secrets import Secret
 from deploy.runtime.supervisor import end_supervisor, start_supervisor

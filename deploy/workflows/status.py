@@ -23,6 +23,7 @@ from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
 from deploy.workflows.history import stack_history
 from deploy.workflows.model_files import model_changed
+from deploy.workflows.patches import stack_warnings
 from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import (
     RunningStack,
@@ -33,7 +34,6 @@ from deploy.workflows.running import (
     store_of,
 )
 from deploy.workflows.saved_state import HistoryEntry
-from deploy.workflows.stack_patches import stack_warnings
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from deploy.runtime.events import EventKind, note_event
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.lock import supervisor_turn
 from deploy.runtime.process.front import Holder
-from deploy.runtime.process.keeper import Keeper
 from deploy.runtime.process.launcher import describe_exit
 from deploy.runtime.process.sessions import wait_for_an_end
-from deploy.runtime.supervisor import inherited_sockets
+from deploy.runtime.supervisor import Keeper, inherited_sockets
 from deploy.stack.service import PROBED_ROLES, STORE_ROLES, Service
 from deploy.workflows.check import renew_store_connections
 from deploy.workflows.running import RunningStack, find_stack

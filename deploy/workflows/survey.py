@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.doctor.seen import DockerSeen, StepOutcome
+from deploy.doctor.observed import DockerSeen, StepOutcome
 from deploy.errors import DockerUnavailable, MachineError, MissingTool, PdkitError, UsageError
 from deploy.planning.gpus import allot, gpu_need, with_assumed_gpus
 from deploy.planning.inventory import Inventory

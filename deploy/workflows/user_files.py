@@ -10,16 +10,17 @@ from pathlib import Path
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MachineError
+from deploy.home_folder import default_hub_token
 from deploy.runtime.secrets import (
     Secret,
     ensure_secrets,
     keep_secret,
+    read_secret_file,
     read_secrets,
 )
 from deploy.stack.layout import API_KEY, ENGINE_KEY, HUB_TOKEN, REDIS_URL
 from deploy.workflows.prepare import Prepared, Report
 from deploy.workflows.user_redis import is_other_redis, provide_redis_url, require_redis
-from deploy.workflows.user_secrets import api_key, engine_key, hub_token
 
 
 def provide_secrets(prepared: Prepared, folder: Path) -> None:
@@ -154,3 +155,46 @@ def _required_hub_token(spec: StackSpec) -> str:
             hint="set HF_TOKEN again, or: deploy down; deploy up",
         )
     return token
+
+
+def hub_token(spec: StackSpec) -> str | None:
+    """Return the user's token of the hub: from the named file, HF_TOKEN, or where its client
+    keeps it.
+
+    Raises:
+        ConfigError: the named file cannot be read.
+    """
+    if spec.hf_token_file:
+        return read_secret_file("hf_token_file", spec.hf_token_file)
+    if os.environ.get("HF_TOKEN"):
+        return os.environ["HF_TOKEN"]
+    file = default_hub_token()
+    return (file.read_text(encoding="utf-8").strip() or None) if file.is_file() else None
+
+
+def api_key(spec: StackSpec) -> str | None:
+    """Return the key that clients must bring, or None if they need none."""
+    return _key("api_key_file", spec.api_key_file)
+
+
+def engine_key(spec: StackSpec) -> str | None:
+    """Return the key that engines of all hosts ask for; None if one is made."""
+    return _key("engine.key_file", spec.engine.key_file)
+
+
+def _key(setting: str, file: Path | None) -> str | None:
+    """Return the key in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no key.
+    """
+    if file is None:
+        return None
+    key = read_secret_file(setting, file)
+    if not key.isascii() or len(key.split()) != 1:
+        raise ConfigError(
+            f"{file} does not hold one key of letters and digits",
+            setting=setting,
+            hint=f"openssl rand -hex 32 > {file}",
+        )
+    return key

@@ -22,7 +22,7 @@ import yaml
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.page import parsed_page
 from deploy.stack.layout import ENGINE_PORT
-from deploy.workflows.cluster_counters import ASK
+from deploy.workflows.cluster_status import ASK
 from tests.e2e.conftest import UP_TIMEOUT_S, Deploy, eventually
 from tests.e2e.docker.conftest import (  # noqa: F401 - fixtures
     catalogue,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deploy.config.choices import MP
 from deploy.config.compat import image_for
+from deploy.config.fields import MP
 from tests.gpu.conftest import told
 from tests.gpu.goldens import VENDORS, mp_engines, server_argv
 from tests.gpu.pairs import MP_PAIR, pinned

@@ -53,7 +53,7 @@ PARTS = {
     # runs inside is what test_one_stack.py runs in Docker.
     "podman": (
         *_ENGINES, *_TESTS, "deploy/cli/cluster_check.py", "deploy/stack/cluster",
-        "deploy/workflows/cluster_check.py", "deploy/workflows/cluster_counters.py",
+        "deploy/workflows/cluster_check.py", "deploy/workflows/cluster_status.py",
         "deploy/workflows/cluster_document.py", "images", "tests/golden/kubernetes",
         *E2E["podman"],
     ),

@@ -16,7 +16,7 @@ from deploy.config.model import Model, ModelShape, resolve_model
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.doctor.seen import HostSeen
+from deploy.doctor.observed import HostSeen
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan, make_plan
 from deploy.runtime.home import Home

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.benchmark.report import parts, points
-from deploy.benchmark.report.points import Point, StackRuns
+from deploy.benchmark.report import chart_data
+from deploy.benchmark.report.chart_data import Point, StackRuns
 
 Spec = dict[str, Any]
 
@@ -40,8 +40,8 @@ class Chart:
 
 def charts(runs: Sequence[StackRuns]) -> list[Chart]:
     """Return the charts that these runs have values for."""
-    found, order = points.points(runs), [run.name for run in runs]
-    made = [*_of_all_loads(found, order), *_of_one_load(points.comparable(found), order)]
+    found, order = chart_data.points(runs), [run.name for run in runs]
+    made = [*_of_all_loads(found, order), *_of_one_load(chart_data.comparable(found), order)]
     return [chart for chart in made if chart.spec["data"]["values"]]
 
 
@@ -51,24 +51,24 @@ def _of_all_loads(found: Sequence[Point], order: Sequence[str]) -> Iterator[Char
         "Goodput",
         "Requests per second within the SLO, by the rate offered. Higher is better; on the dashed "
         "line all requests keep the SLO.",
-        _goodput(list(points.goodput(found)), order),
+        _goodput(list(chart_data.goodput(found)), order),
     )
     for name, title in (("TTFT", "Time to first token"), ("ITL", "Inter-token latency")):
         yield Chart(
             name.lower(),
             f"{title} by throughput",
             "90th percentile. Lower and further right is better.",
-            _curve(list(points.curve(found, f"{name} p90")), order, f"{name} p90 (ms)"),
+            _curve(list(chart_data.curve(found, f"{name} p90")), order, f"{name} p90 (ms)"),
         )
 
 
 def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]:
-    load = points.load_text(same)
+    load = chart_data.load_text(same)
     for name, title, what in (
         ("TTFT", "time to first token", "requests"),
         ("ITL", "inter-token latency", "tokens"),
     ):
-        values = list(points.distribution(same, f"{name.lower()}_s"))
+        values = list(chart_data.distribution(same, f"{name.lower()}_s"))
         yield Chart(
             f"{name.lower()}-distribution",
             f"Distribution of {title}",
@@ -81,13 +81,19 @@ def _of_one_load(same: Sequence[Point], order: Sequence[str]) -> Iterator[Chart]
         f"Mean time in the engines, at {load}, as they count it. Lookups and loads of producer and "
         "consumer are added up; KV store is the wait of the store barrier. The rest, up to end to "
         "end, is the router and the network.",
-        _bars(list(parts.stages(same)), order, "stage", parts.STAGE_ORDER, "ms"),
+        _bars(list(chart_data.stages(same)), order, "stage", chart_data.STAGE_ORDER, "ms"),
     )
     yield Chart(
         "sources",
         "Where the prompts' KV came from",
         f"Share of prompt tokens, counted by all engines, at {load}.",
-        _bars(list(parts.sources(same)), order, "source", tuple(parts.SOURCES.values()), "share"),
+        _bars(
+            list(chart_data.sources(same)),
+            order,
+            "source",
+            tuple(chart_data.SOURCES.values()),
+            "share",
+        ),
     )
 
 
@@ -132,7 +138,7 @@ _TEXTS = {"stack", "load", "stage", "source"}
 def _with_intervals(
     x: Spec, y: Spec, order: Sequence[str], tooltip: list[Spec], *, below: Sequence[Spec] = ()
 ) -> Spec:
-    """Return lines with points, and the interval of each as a bar."""
+    """Return lines with chart_data, and the interval of each as a bar."""
     # One legend for lines, bars and points: the layers share colour and shape.
     return {
         "encoding": {"x": x, "color": _by_stack(order, PALETTE)},

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from deploy.benchmark.own_cost import own_cost
-from deploy.benchmark.report.cells import number, percent, short, table
-from deploy.benchmark.report.points import Point, StackRuns
+from deploy.benchmark.own_cost import gpu_use, own_cost, service_use
+from deploy.benchmark.report.chart_data import Point, StackRuns
+from deploy.benchmark.report.tables import number, percent, short, table
 from deploy.benchmark.results import RouterThroughput
-from deploy.benchmark.usage import gpu_use, service_use
 
 
 def redis_path_section(found: Sequence[Point]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.own_cost import cpu_s_gb
-from deploy.benchmark.report.points import Point
+from deploy.benchmark.report.chart_data import Point
 from deploy.benchmark.results import HitTokens, RedisPathUse, Repeat, Usage, hit_rate
 from deploy.benchmark.statistics import Estimate, median_of
 

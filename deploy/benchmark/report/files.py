@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.benchmark.compare import METRICS
+from deploy.benchmark.report.chart_data import Point, StackRuns, named, points
 from deploy.benchmark.report.charts import Chart, charts
 from deploy.benchmark.report.counted import medians
 from deploy.benchmark.report.page import page
-from deploy.benchmark.report.points import Point, StackRuns, named, points
 from deploy.benchmark.report.verdict import ReportVerdict, of_sweep, verdict
 from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
 from deploy.benchmark.statistics import Estimate

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.app import app
-from deploy.cli.load_options import (
+from deploy.cli.options import (
     InputTokens,
+    Json,
+    Name,
     OutputTokens,
     Prefixes,
     PrefixTokens,
@@ -24,7 +26,6 @@ from deploy.cli.load_options import (
     require_positive,
     workload_options,
 )
-from deploy.cli.options import Json, Name
 from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
 from deploy.cli.shared import stack_name

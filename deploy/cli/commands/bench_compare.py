@@ -46,7 +46,7 @@ def compare(
 def _runs(first: Path, second: Path, *, anyway: bool) -> tuple[dict[str, Any], str]:
     from deploy.benchmark.compare import compare as compare_results
     from deploy.benchmark.results import read_result
-    from deploy.output.compare_view import compare_view
+    from deploy.output.bench_view import compare_view
 
     results = read_result(first), read_result(second)
     found = compare_results(*results, anyway=anyway)
@@ -56,7 +56,7 @@ def _runs(first: Path, second: Path, *, anyway: bool) -> tuple[dict[str, Any], s
 def _sweeps(first: Path, second: Path, *, anyway: bool) -> tuple[dict[str, Any], str]:
     from deploy.benchmark.compare_sweeps import compare_sweeps
     from deploy.benchmark.sweep import read_sweep
-    from deploy.output.compare_view import sweeps_view
+    from deploy.output.bench_view import sweeps_view
 
     sweeps = read_sweep(first), read_sweep(second)
     found = compare_sweeps(*sweeps, anyway=anyway)

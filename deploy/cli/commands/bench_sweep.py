@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.cli.commands.bench import bench_app, written_report
-from deploy.cli.load_options import (
+from deploy.cli.options import (
+    File,
     InputTokens,
+    Json,
     OutputTokens,
     Prefixes,
     PrefixTokens,
@@ -23,9 +25,9 @@ from deploy.cli.load_options import (
     Workload,
     chosen_by_noise,
     require_positive,
+    takes_stack_options,
     workload_options,
 )
-from deploy.cli.options import File, Json, takes_stack_options
 from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
 from deploy.cli.shared import load_source
@@ -203,7 +205,7 @@ def _with_engines(flags: dict[str, Any], engines: int | None) -> dict[str, Any]:
 
 
 def _dry_run(asked: _Asked) -> CommandResult:
-    from deploy.output.sweep_view import dry_run_view
+    from deploy.output.bench_view import dry_run_view
     from deploy.runtime.home import Home
     from deploy.workflows.sweep import LiveStacks, left_seconds, stack_name
 
@@ -220,7 +222,7 @@ def _dry_run(asked: _Asked) -> CommandResult:
 
 
 def _swept(asked: _Asked) -> CommandResult:
-    from deploy.output.sweep_view import sweep_view
+    from deploy.output.bench_view import sweep_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import bench_lock
     from deploy.workflows.sweep import LiveStacks, run_sweep, stack_name, write_best

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.app import app
-from deploy.cli.cluster import Context, ExportFolder, InCluster, Namespace, require_fitting
-from deploy.cli.options import Json, Name
+from deploy.cli.options import (
+    Context,
+    ExportFolder,
+    InCluster,
+    Json,
+    Name,
+    Namespace,
+    require_fitting,
+)
 from deploy.cli.printing import progress
 from deploy.cli.result import CommandResult
 from deploy.cli.shared import check_errors, stack_name
@@ -20,7 +27,7 @@ from deploy.errors import ConfigError, PdkitError, UsageError
 if TYPE_CHECKING:
     from deploy.verify.report import CheckReport
     from deploy.workflows.check import CheckOptions
-    from deploy.workflows.cluster_options import JobOptions
+    from deploy.workflows.cluster_job import JobOptions
 
 
 @app.command()
@@ -66,7 +73,7 @@ def check(  # noqa: PLR0913 - one parameter an option
         )
     prompt = _text(prompt_file) if prompt_file else None
     if kubernetes:
-        from deploy.workflows.cluster_options import JobOptions
+        from deploy.workflows.cluster_job import JobOptions
 
         named = (namespace or "kubernetes") if junit else ""
         asked = JobOptions(

@@ -21,7 +21,7 @@ def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> CommandR
 
     Names a fix for each problem. Starts nothing.
     """
-    from deploy.output.doctor_view import doctor_view
+    from deploy.output.views import doctor_view
     from deploy.runtime.home import Home
     from deploy.workflows.doctor import examine
     from deploy.workflows.preflight import refusal

@@ -27,7 +27,7 @@ def plan(
     """Show engines, devices, ports and memory. Needs no GPU and starts nothing."""
     from deploy.runtime.home import Home
     from deploy.workflows.facts import runtime_here
-    from deploy.workflows.user_secrets import api_key
+    from deploy.workflows.user_files import api_key
 
     source = load_source(flags, file, ask=not json)
     with naming_origins(source.origins):
@@ -71,7 +71,7 @@ def render(
         if output is None:
             document = rendered(prepared, home)
             return CommandResult("render", document, document_yaml(document).rstrip("\n"))
-        from deploy.workflows.render_folder import write_rendered
+        from deploy.workflows.render import write_rendered
 
         files, then = write_rendered(prepared, home, output)
     text = "\n".join((*(f"wrote {path}" for path in files), f"start it with: {then}"))

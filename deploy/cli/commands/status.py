@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli.app import app
-from deploy.cli.cluster import Context, InCluster, Namespace, require_fitting
-from deploy.cli.options import Json, Name
+from deploy.cli.options import Context, InCluster, Json, Name, Namespace, require_fitting
 from deploy.cli.result import CommandResult
 from deploy.cli.shared import stack_name, unhealthy
 from deploy.errors import UsageError
@@ -109,7 +108,7 @@ def _watch_cluster(
 ) -> CommandResult:  # fmt: skip
     from deploy.cli.watching import watch_stack
     from deploy.runtime.kubectl import Kubectl
-    from deploy.workflows.cluster_watch import ClusterWatch
+    from deploy.workflows.cluster_status import ClusterWatch
 
     every_s = _WATCH_CLUSTER_S if interval is None else interval
     watch = ClusterWatch(Kubectl(context or "", namespace or ""))

@@ -51,7 +51,7 @@ def swap(
 
     If the new engines do not start or their check fails, the old ones are restored.
     """
-    from deploy.config.choices import Connector
+    from deploy.config.fields import Connector
     from deploy.config.vendors import VENDORS, meant_vendor
     from deploy.workflows.swap import SwapTo, swap_stack
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from typing_extensions import NotRequired, TypedDict
 
-from deploy.output.contract.made import with_fields_of
+from deploy.output.contract.dataclass_document import with_fields_of
 from deploy.verify import own_prompt, report
 from deploy.verify.hits import Counted, Hits, Tiers
 from deploy.verify.report import Diagnosis, EngineHealth, StoreUse

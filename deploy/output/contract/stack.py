@@ -8,8 +8,8 @@ from typing_extensions import TypedDict
 
 from deploy.doctor.finding import Finding
 from deploy.output.contract.check import Check
-from deploy.output.contract.made import with_fields_of
-from deploy.workflows import doctor, stack_patches
+from deploy.output.contract.dataclass_document import with_fields_of
+from deploy.workflows import doctor, patches
 from deploy.workflows.restart import RestartResult
 from deploy.workflows.status import StackStatus
 from deploy.workflows.swap import SwapResult
@@ -143,7 +143,7 @@ class Swap(TypedDict):
     check: Check | None
 
 
-@with_fields_of(stack_patches.Patches)
+@with_fields_of(patches.Patches)
 class Patches(TypedDict):
     """The fixes in one place.
 

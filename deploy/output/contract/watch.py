@@ -13,7 +13,7 @@ from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
 from deploy.metrics.store_stats import StoreStats
 from deploy.output.contract.check import RedisTraffic
-from deploy.output.contract.made import with_fields_of
+from deploy.output.contract.dataclass_document import with_fields_of
 from deploy.verify.hits import Tiers
 
 

@@ -24,10 +24,9 @@ import uvloop
 from pdkit_router.client_side import ClientLimits, Clients
 from pdkit_router.discovery import ROLES, Discovery, source
 from pdkit_router.drains import Drains
-from pdkit_router.engines import Engine, Group, HealthChecker
+from pdkit_router.engines import Engine, Group, HealthChecker, PrefixGroup
 from pdkit_router.forward import Forwarder
 from pdkit_router.page import FrontDoor, MetricsDoor, RouterMetrics
-from pdkit_router.prefixes import PrefixGroup
 from pdkit_router.request import Doorkeeper
 from pdkit_router.tracing import Tracer
 

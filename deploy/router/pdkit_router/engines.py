@@ -1,11 +1,13 @@
-"""The engines: which are there, which is asked next, and what was counted."""
+"""The engines: which are there, and which is asked next."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,6 +29,11 @@ _SILENT_S, _LONG_SILENT_S = 5.0, 30.0
 _WARM_UP_S, _WARM_UP_TRIES = 20.0, 3
 
 State = Literal["up", "silent", "down"]
+_BLOCK_BYTES = 256
+_BLOCKS = 256  # of a prompt; the rest does not matter for where it goes
+_KNOWN = 2**17  # blocks that are remembered, of whatever prompts
+# An engine may have this many requests more than the idlest one before others get its prompts.
+_AHEAD = 8
 
 
 @dataclass(eq=False)
@@ -300,3 +307,53 @@ class HealthChecker:
                 continue
             if not exchange.started.done() or silent_s > _LONG_SILENT_S:
                 connection.abandon()
+
+
+class PrefixGroup(Group):
+    """A group that sends a prompt to the engine that served the longest beginning of it."""
+
+    def __init__(self, engines: Collection[Engine]) -> None:
+        super().__init__(tuple(engines))
+        self._served = OrderedDict[bytes, Engine]()
+
+    def beginning(self, prompt: Any) -> Sequence[bytes]:
+        """Return a name for each block of a prompt's beginning."""
+        return tuple(_blocks(prompt))
+
+    def choose(self, without: Collection[Engine], beginning: Sequence[bytes] = ()) -> Engine | None:
+        """Return the engine that served the longest beginning, unless it is much busier."""
+        idlest = super().choose(without)
+        if idlest is None:
+            return None
+        known = (self._served.get(block) for block in reversed(beginning))
+        holder = next((engine for engine in known if engine is not None), idlest)
+        fits = holder not in without and holder.state == idlest.state and not holder.drained
+        chosen = holder if fits and holder.busy <= idlest.busy + _AHEAD else idlest
+        self._note(beginning, chosen)
+        return chosen
+
+    def _note(self, blocks: Sequence[bytes], engine: Engine) -> None:
+        for block in blocks:
+            self._served[block] = engine
+            self._served.move_to_end(block)
+        while len(self._served) > _KNOWN:
+            self._served.popitem(last=False)
+
+
+def _blocks(prompt: Any) -> Iterator[bytes]:
+    """Yield a name for each whole block of a prompt's beginning; it stands for all before it, too.
+
+    `prompt` is text, token ids or messages.
+    """
+    end = _BLOCKS * _BLOCK_BYTES
+    if isinstance(prompt, list):
+        # Each entry takes a byte at least. Without the closing bracket, what is added later only
+        # adds to the text.
+        prompt = json.dumps(prompt[:end])[:-1]
+    if not isinstance(prompt, str):
+        return
+    text = prompt[:end].encode("utf-8", "surrogatepass")[:end]
+    digest = hashlib.blake2b(digest_size=16)
+    for at in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        digest.update(text[at : at + _BLOCK_BYTES])
+        yield digest.digest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,7 +22,6 @@ from deploy.runtime.compose.containers import (
     remove_networks_and_volumes,
 )
 from deploy.runtime.compose.docker import run_docker
-from deploy.runtime.compose.logs import ContainerReader
 from deploy.runtime.compose.project import COMPOSE_FILE, write_project
 from deploy.runtime.compose.refusals import describe_end, of_another, refusal
 from deploy.runtime.home import StackHome, write_private
@@ -299,3 +298,26 @@ class ComposeLauncher:
     def _keep_log(self, name: str) -> None:
         if (container := self._find(name)) is not None:
             write_private(self.log_path(name), container.log(tail="all"))
+
+
+class ContainerReader:
+    """Reads what containers write from now on. They are looked up by name, as they come and go."""
+
+    poll_s = 0.5
+
+    def __init__(
+        self, find: Callable[[str], FoundContainer | None], names: tuple[str, ...]
+    ) -> None:
+        self._find = find
+        self._since = dict.fromkeys(names, time.time())
+
+    def read(self) -> list[tuple[str, str]]:
+        return [(name, line) for name in self._since for line in self._written(name)]
+
+    def _written(self, name: str) -> list[str]:
+        container, now = self._find(name), time.time()
+        if container is None:
+            return []
+        text = container.log(since=self._since[name], until=now)
+        self._since[name] = now
+        return [plain(line) for line in text.splitlines()]

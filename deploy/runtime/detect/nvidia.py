@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from deploy.planning.inventory import Gpu
-from deploy.runtime.detect.found import Found, counted, hides_all, visible_positions
-from deploy.runtime.detect.pci import without_driver
+from deploy.runtime.detect.found import Found, counted, hides_all, visible_positions, without_driver
 from deploy.runtime.detect.tool import NOT_INSTALLED, ToolOutput, Tools, first_line
 
 FIELDS = ("index", "uuid", "name", "memory.total", "compute_cap", "mig.mode.current")

@@ -2,9 +2,8 @@
 
 from deploy.runtime.observe.code import PROGRAM as CODE_PROGRAM
 from deploy.runtime.observe.code import code_of_image, code_of_interpreter
-from deploy.runtime.observe.disks import place
 from deploy.runtime.observe.gpus import see_gpus
-from deploy.runtime.observe.host import clock_is_synced, see_host
+from deploy.runtime.observe.host import clock_is_synced, place, see_host
 
 __all__ = [
     "CODE_PROGRAM",

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.doctor.seen import EngineCode
+from deploy.doctor.observed import EngineCode
 from deploy.errors import MachineError
 from deploy.runtime.compose.docker import last_line, run_docker
 from deploy.runtime.fixes import device_options

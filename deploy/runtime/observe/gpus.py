@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploy.doctor.seen import GpuMemoryUse, GpusSeen
+from deploy.doctor.observed import GpuMemoryUse, GpusSeen
 from deploy.planning.inventory import Gpu
-from deploy.runtime.detect.kfd import KfdGpu, read_kfd
+from deploy.runtime.detect.amd import KfdGpu, read_kfd
 from deploy.runtime.detect.nvidia import cells
 from deploy.runtime.detect.tool import ToolOutput, Tools
 from deploy.runtime.host import text_of

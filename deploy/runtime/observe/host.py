@@ -1,4 +1,4 @@
-"""The kernel's settings, the limits of this process, processors and the clock."""
+"""The kernel's settings, limits of this process, processors, the clock, and folders' free space."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.doctor.seen import HostSeen
+from deploy.doctor.observed import FolderSeen, HostSeen
 from deploy.runtime.cgroup import CgroupLimits, read_limits
 from deploy.runtime.detect.tool import Tools
 from deploy.runtime.host import cpu_flags, text_of
-from deploy.runtime.observe.disks import free_mib
 
 _CLOCK_TIMEOUT_S = 2.0
 
@@ -74,3 +73,25 @@ def _nodes(root: Path) -> Mapping[int, str]:
 
 def _number(text: str) -> int | None:
     return int(text) if text.strip().isdigit() else None
+
+
+def place(path: str | Path, *, ours: bool = True) -> FolderSeen:
+    """Return space and permissions of a folder, or of its nearest existing parent.
+
+    `ours` is False if another user than this one writes there.
+    """
+    folder = Path(path)
+    there = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
+    free = free_mib(there) if there else None
+    if there is None or free is None:
+        return FolderSeen(str(path), None)
+    return FolderSeen(str(path), free, os.access(there, os.W_OK | os.X_OK) if ours else None)
+
+
+def free_mib(folder: Path) -> int | None:
+    """Return the free space of a folder for this user; None if unknown."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize // 2**20

@@ -28,7 +28,7 @@ from deploy.runtime.logs import FileReader, first_error, last_lines
 from deploy.runtime.own_files import remove_other
 from deploy.runtime.process import sessions
 from deploy.runtime.process.front import LISTEN_ENV, ask, end, is_bound, is_there, listen
-from deploy.runtime.process.shell import kept_back
+from deploy.runtime.process.sessions import kept_back
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord
 from deploy.runtime.store import SocketStore, open_store

@@ -23,6 +23,16 @@ _POLL_S = 0.05
 _TRACKER_GRACE_S = 1.0
 _KILL_ROUNDS = 10  # one round is enough, unless a process starts others or hangs on a dead disk
 _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
+# LMCache and vLLM prefer these to what the plan says.
+_OVER_THE_PLAN = ("LMCACHE_", "VLLM_", "PROMETHEUS_MULTIPROC_DIR")
+# By these, libraries below vLLM compute other numbers. The identity of KV knows only what the plan
+# and `engine.env` give: two shells would make different KV with the same keys.
+_NUMBERS = (
+    "AITER_", "CUBLASLT_", "CUBLAS_", "DNNL_", "FLASHINFER_", "FLASH_ATTENTION_", "FLA_",
+    "HIPBLASLT_", "K_SCALE_CONSTANT", "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "Q_SCALE_CONSTANT",
+    "ROCBLAS_", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TRITON_F32_DEFAULT", "TRITON_INTERPRET",
+    "V_SCALE_CONSTANT",
+)  # fmt: skip
 
 
 def spawn(
@@ -221,3 +231,8 @@ def _wait_until_gone(sessions: Mapping[int, float], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while _members(sessions) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+
+
+def kept_back(names: Iterable[str]) -> list[str]:
+    """Return the names of those variables that services do not inherit."""
+    return [name for name in names if name.startswith((*_OVER_THE_PLAN, *_NUMBERS))]

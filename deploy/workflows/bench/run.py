@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
+from deploy.benchmark.break_even import speeds_at_ends
 from deploy.benchmark.dataset import left_out
 from deploy.benchmark.results import Repeat, Result, Slo, append_requests, write_result
 from deploy.benchmark.slo import RateFinder
 from deploy.benchmark.statistics import LEAST_REPEATS, MOST_REPEATS, noise, repeats_for
 from deploy.benchmark.summary import said
-from deploy.errors import StackUnhealthy, StateError
+from deploy.errors import MachineUnfit, StackUnhealthy, StateError, UsageError
+from deploy.planning.break_even import LastBenchmark, break_even_tokens
 from deploy.runtime.engine_api import ApiError
-from deploy.runtime.home import Home
+from deploy.runtime.home import Home, write_private
+from deploy.runtime.last_measured import key_of, read_measured
 from deploy.workflows.bench.facts import (
     machine_facts,
     model_facts,
@@ -23,9 +29,7 @@ from deploy.workflows.bench.facts import (
     up_extra_s,
     versions,
 )
-from deploy.workflows.bench.folder import require_space
 from deploy.workflows.bench.hop import measure_hop, measure_throughput
-from deploy.workflows.bench.last import keep_break_even
 from deploy.workflows.bench.passes import BenchOptions, BenchSession, Pass
 from deploy.workflows.check.answering import require_answers
 from deploy.workflows.prepare import Report
@@ -178,3 +182,50 @@ def _understood(name: str) -> Iterator[None]:
             f"an engine stopped answering during the benchmark: {exc}",
             hint=f"deploy up --resume --name {name}",
         ) from exc
+
+
+def keep_break_even(home: Home, result: Result, folder: Path) -> None:
+    """Store the break-even of a result, if it has one, at its lowest and highest load."""
+    speeds = speeds_at_ends(result)
+    if not speeds:
+        return
+    gpu = result.machine.gpus[0] if result.machine.gpus else ""
+    key = key_of(result.model.name, result.machine.processor, gpu)
+    tokens = {load: break_even_tokens(one) for load, one in speeds.items()}
+    found = LastBenchmark(tokens, result.started, str(folder))
+    known = {name: asdict(one) for name, one in {**read_measured(home), key: found}.items()}
+    write_private(home.measured_file, json.dumps(known, indent=1))
+
+
+def open_folder(home: Home, name: str, workload: str, out: Path | None = None) -> Path:
+    """Make and return the folder of a result of a stack.
+
+    Raises:
+        StateError: there is no such stack.
+        UsageError: `out` is not an empty folder, or cannot be made.
+    """
+    topology = require_stack(home, name).prepared.plan.topology
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    folder = (out or home.bench / f"{stamp}-{topology}-{workload}").absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"--out {folder}: the folder is not empty", hint="name a new one")
+    except OSError as exc:
+        raise UsageError(f"--out {folder}: {exc.strerror}", hint="name another folder") from exc
+    return folder
+
+
+def require_space(folder: Path, needed_bytes: int) -> None:
+    """Check that a result will fit on its disk.
+
+    Raises:
+        MachineUnfit: it will not.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise MachineUnfit(
+            f"{free / 2**20:.0f} MiB are free in {folder}, and the result may take "
+            f"{needed_bytes / 2**20:.0f} MiB",
+            hint="free some space, or --out DIR on another disk",
+        )

@@ -16,10 +16,16 @@ import yaml
 
 from deploy.benchmark.candidates import Candidate, named, winning_spec
 from deploy.benchmark.results import Result
-from deploy.benchmark.rounds import rounds_for
-from deploy.benchmark.starting_rate import starting_rate
 from deploy.benchmark.statistics import LEAST_REPEATS
-from deploy.benchmark.sweep import BEST_FILE, Sweep, SweepRun, judge, write_sweep
+from deploy.benchmark.sweep import (
+    BEST_FILE,
+    Sweep,
+    SweepRun,
+    judge,
+    rounds_for,
+    starting_rate,
+    write_sweep,
+)
 from deploy.config.spec import StackSpec
 from deploy.errors import CheckFailed, MachineUnfit, NotEnoughMemory, StackUnhealthy
 from deploy.workflows.bench import BenchOptions

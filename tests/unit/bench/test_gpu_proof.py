@@ -22,7 +22,7 @@ from bench.gpu_proof.model import SHAPES, _config
 from bench.gpu_proof.results import ROOT, WRONG_ANSWERS, Result, Results
 from bench.gpu_proof.session import Session, Stack, StepFailed
 from bench.gpu_proof.steps import STEPS, Step
-from deploy.config.choices import MP
+from deploy.config.fields import MP
 from deploy.config.model import resolve_model
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.runtime.detect.nvidia import parse_gpus

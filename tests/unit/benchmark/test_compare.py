@@ -7,7 +7,7 @@ import pytest
 from deploy.benchmark.compare import Comparison, MetricRow, compare
 from deploy.benchmark.results import Result
 from deploy.errors import UsageError
-from deploy.output.compare_view import compare_view
+from deploy.output.bench_view import compare_view
 from tests.unit.benchmark.samples import repeat, result
 
 NOISE = (0.98, 1.01, 1.0, 0.99, 1.03, 1.02)

@@ -9,7 +9,7 @@ import pytest
 from deploy.benchmark.compare_sweeps import SweepComparison, compare_sweeps
 from deploy.benchmark.sweep import Sweep, judge
 from deploy.errors import UsageError
-from deploy.output.compare_view import sweeps_view
+from deploy.output.bench_view import sweeps_view
 from tests.unit.benchmark.samples import result
 from tests.unit.benchmark.test_sweep import sweep, times
 

@@ -16,8 +16,7 @@ import pytest
 
 from deploy.benchmark.results import RequestRecord, Slo
 from deploy.benchmark.slo import RateFinder
-from deploy.benchmark.starting_rate import starting_rate
-from deploy.benchmark.sweep import Sweep, SweepRun, judge
+from deploy.benchmark.sweep import Sweep, SweepRun, judge, starting_rate
 
 LONG = bool(os.environ.get("PDKIT_LONG_STATISTICS"))
 SWEEPS = 1000

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from deploy.benchmark.candidates import named, winning_spec
-from deploy.benchmark.rounds import rounds_for
 from deploy.benchmark.sweep import (
     Sweep,
     SweepRun,
     SweepVerdict,
     judge,
     read_sweep,
+    rounds_for,
     rows,
     write_sweep,
 )

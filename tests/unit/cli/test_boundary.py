@@ -124,7 +124,7 @@ class TestRealCommands:
         def interrupted(_seconds: float) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("deploy.cli.screen.time.sleep", interrupted)
+        monkeypatch.setattr("deploy.cli.watching.time.sleep", interrupted)
         code, out, err = run("status", "--watch")
         assert (code, err) == (0, "")
         assert out.count("not up; waiting for it") == 1

@@ -18,8 +18,7 @@ from deploy.runtime.kubectl import Kubectl
 from deploy.verify.hits import Phase
 from deploy.verify.report import CheckReport, Equivalence
 from deploy.workflows import cluster_job
-from deploy.workflows.cluster_job import check_by_job
-from deploy.workflows.cluster_options import JobOptions
+from deploy.workflows.cluster_job import JobOptions, check_by_job
 from deploy.workflows.export_folder import write_export
 from tests.conftest import Ended
 from tests.unit.kubectl_stand_in import (

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli.screen import Screen
+from deploy.cli.watching import Screen
 from tests.conftest import plain_environ
 
 ENTER, LEAVE, SHOW_CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
 PROGRAM = """
 import sys
-from deploy.cli.screen import Screen
+from deploy.cli.watching import Screen
 from deploy.runtime.interrupts import interrupt_once
 interrupt_once()
 try:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from deploy.workflows import cluster_counters
-from deploy.workflows.cluster_counters import ASK
+from deploy.workflows import cluster_status
+from deploy.workflows.cluster_status import ASK
 from deploy.workflows.export_folder import write_export
 from tests.conftest import Ended
 from tests.unit.kubectl_stand_in import (
@@ -483,7 +483,7 @@ def test_a_page_without_end_is_not_read(
     workloads: dict[str, Object], kubectl: Player, look: Callable[..., Ended],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(cluster_counters, "_PAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(cluster_status, "_PAGE_BYTES", 1 << 20)
     everything = listed(*workloads.values(), *cluster(workloads).values())
     kubectl.plays(config=VIEW, get=everything, exec=(0, "x" * (2 << 20)))
     (warning,) = shown(look("--json"))["warnings"]

@@ -7,7 +7,6 @@ from collections.abc import Collection
 import pytest
 
 from deploy.config.catalog import load_catalog
-from deploy.config.choices import IN_ENGINES, MP
 from deploy.config.compat import (
     OPTIONS,
     PairRule,
@@ -19,6 +18,7 @@ from deploy.config.compat import (
     parse_rules,
     require_compatible,
 )
+from deploy.config.fields import IN_ENGINES, MP
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 

@@ -9,8 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field
 
-from deploy.config.example import example_yaml
-from deploy.config.settings import flow, groups_of
+from deploy.config.settings import example_yaml, flow, groups_of
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from deploy.config.choices import RuntimeChoice
+from deploy.config.fields import RuntimeChoice
 from deploy.config.runtimes import RUNTIMES
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deploy.doctor.reference import BEGIN, END, reference
-from deploy.doctor.rules import RULES
+from deploy.doctor.rules import BEGIN, END, RULES, reference
 
 
 def test_reference_is_current(repo: Path) -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
-from deploy.doctor.archs import runs_on
 from deploy.doctor.finding import Finding, Verdict
-from deploy.doctor.rules import RULES, failed, findings, warned
-from deploy.doctor.seen import (
+from deploy.doctor.gpus import runs_on
+from deploy.doctor.observed import (
     DisksSeen,
     DockerSeen,
     EngineCode,
@@ -28,6 +27,7 @@ from deploy.doctor.seen import (
     StackSeen,
     StepOutcome,
 )
+from deploy.doctor.rules import RULES, failed, findings, warned
 from deploy.planning.break_even import LastBenchmark
 from deploy.planning.connector import connector_choice
 from deploy.planning.inventory import Gpu, Inventory

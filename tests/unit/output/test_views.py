@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from deploy.config.spec import StackSpec
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.store_stats import StoreStats
 from deploy.output.check_view import check_view
 from deploy.output.plan_view import plan_data, plan_view
-from deploy.output.views import images_view, status_view, swap_view
+from deploy.output.views import images_view, settings_view, status_view, swap_view
 from deploy.planning.inventory import Inventory
 from deploy.runtime.advisories import Advisory
 from deploy.verify.hits import Hits, PairResult, Phase
@@ -357,3 +358,31 @@ def test_a_check_names_what_it_left_out() -> None:
     assert "producer-0 → consumer-0" in shown
     assert "share no KV" not in shown
     assert report.as_dict()["left_out"] == list(report.left_out)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("engine.args", ["--a b", "--c"], "engine.args  '--a b' --c"),
+        ("engine.args", [], "engine.args  "),
+        ("engine.env", {}, "engine.env  {}"),
+        ("engine.env", {"HF_TOKEN": "hf_x"}, "engine.env.HF_TOKEN  ***"),
+        ("engine.env", {"MY_PASSWORD": "x"}, "engine.env.MY_PASSWORD  ***"),
+        ("engine.env", {"LD_PRELOAD": "./x.so"}, "engine.env.LD_PRELOAD  ./x.so"),
+        ("engine.env", {"P": "http://a:b@c@d/"}, "engine.env.P  http://***@d/"),
+        ("engine.env", {"X": "\u202eb"}, "engine.env.X  '\\u202eb'"),
+        ("engine.key_file", "/key", "engine.key_file  /key"),
+        ("redis.tls_files", ["/a", "/b"], "redis.tls_files  /a /b"),
+    ],
+)
+def test_a_setting_as_it_is_shown(name: str, value: Any, shown: str) -> None:
+    section, key = name.split(".")
+    spec = StackSpec.model_validate({section: {key: value}})
+    assert settings_view(spec, (name,)) == f"  {shown}\n"
+
+
+def test_values_stand_in_a_column() -> None:
+    spec = StackSpec.model_validate({"bind": "127.0.0.2", "monitoring": True})
+    assert settings_view(spec, ("bind", "monitoring")) == (
+        "  bind        127.0.0.2\n  monitoring  True\n"
+    )

@@ -15,8 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from pdkit_router import engines
-from pdkit_router.engines import Engine, HealthChecker
-from pdkit_router.prefixes import PrefixGroup
+from pdkit_router.engines import Engine, HealthChecker, PrefixGroup
 
 from tests.ports import unused_port
 from tests.unit.router import stand_in

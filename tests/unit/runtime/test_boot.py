@@ -11,9 +11,8 @@ import pytest
 
 from deploy.errors import MachineError
 from deploy.runtime import boot
-from deploy.runtime.boot import remove_unit, require_systemd, unit_file, write_unit
+from deploy.runtime.boot import boot_unit, remove_unit, require_systemd, unit_file, write_unit
 from deploy.runtime.home import Home
-from deploy.stack.boot_unit import boot_unit
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import redis
 from bench.redis_server import HOST, RedisServer, program
 from deploy.runtime.compose.container_store import ContainerStore
 from deploy.runtime.secrets import Secret
-from deploy.runtime.shard_stores import open_shards
-from deploy.runtime.store import Store, open_store
+from deploy.runtime.store import Store, open_shards, open_store
 
 PASSWORD = "open-sesame"
 MARK = "@pdkit%check-0a1b"

@@ -16,8 +16,7 @@ from deploy.runtime import store as store_module
 from deploy.runtime.compose.container_store import _FIND
 from deploy.runtime.redis_socket import RedisSocket
 from deploy.runtime.secrets import Secret
-from deploy.runtime.shard_stores import open_shards
-from deploy.runtime.store import SocketStore, Store, open_store
+from deploy.runtime.store import SocketStore, Store, open_shards, open_store
 
 PASSWORD = "open sesame"
 

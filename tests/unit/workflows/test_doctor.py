@@ -31,7 +31,7 @@ from deploy.errors import (
     PortTaken,
 )
 from deploy.metrics.connector import KV
-from deploy.output.doctor_view import doctor_view
+from deploy.output.views import doctor_view
 from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.process.launcher import ProcessLauncher
 from deploy.workflows import doctor as doctor_module

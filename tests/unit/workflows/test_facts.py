@@ -30,7 +30,7 @@ from deploy.workflows.facts import (
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.software import Containers, Programs
 from deploy.workflows.survey import NotedSteps, facts_here, survey
-from deploy.workflows.user_secrets import hub_token
+from deploy.workflows.user_files import hub_token
 from tests.unit.conftest import MACHINE
 from tests.unit.stack.cases import machine_with
 

@@ -17,7 +17,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import ConfigError, MissingImage
 from deploy.planning.inventory import Inventory
 from deploy.runtime.compose.images import FoundImage, ImageVersions
-from deploy.workflows import catalog_images, image_builds, image_pins
+from deploy.workflows import catalog_images, image_builds
 from deploy.workflows import images as images_module
 from deploy.workflows import prepare as prepare_module
 from deploy.workflows.catalog_images import build_images, image_rows, pull_images
@@ -88,9 +88,9 @@ class Docker:
 @pytest.fixture
 def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
     made = Docker()
-    for module in (images_module, image_pins, image_builds):
+    for module in (images_module, image_builds, image_builds):
         monkeypatch.setattr(module, "find_image", made.here.get)
-    for module in (image_pins, catalog_images):
+    for module in (image_builds, catalog_images):
         monkeypatch.setattr(module, "pull_image", made.pull)
     monkeypatch.setattr(image_builds, "build_image", made.build)
     monkeypatch.setattr(images_module, "probe_versions", made.probe)
@@ -379,7 +379,7 @@ class TestObtaining:
         def refuse(_reference: str, *, otherwise: str) -> None:
             raise MissingImage("no registry", hint=otherwise)
 
-        monkeypatch.setattr(image_pins, "pull_image", refuse)
+        monkeypatch.setattr(image_builds, "pull_image", refuse)
         asked = spec(redis={"image": image})
         with pytest.raises(MissingImage) as caught:
             obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)
@@ -402,7 +402,7 @@ class TestObtaining:
         def refuse(reference: str, **_: str) -> None:
             raise MissingImage(f"{reference} cannot be pulled", hint="load it")
 
-        monkeypatch.setattr(image_pins, "pull_image", refuse)
+        monkeypatch.setattr(image_builds, "pull_image", refuse)
         asked = spec(image="mine/vllm:1")
         with pytest.raises(MissingImage, match="mine/vllm:1"):
             obtain_images(stack_images(asked, "cuda"), asked, "cuda", lambda _: None)

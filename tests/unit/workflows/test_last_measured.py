@@ -13,7 +13,7 @@ from deploy.planning.plan import Plan
 from deploy.runtime import last_measured as module
 from deploy.runtime.home import Home
 from deploy.runtime.last_measured import last_measured, read_measured
-from deploy.workflows.bench.last import keep_break_even
+from deploy.workflows.bench.run import keep_break_even
 from tests.unit.benchmark.samples import result
 from tests.unit.benchmark.test_break_even import measured
 from tests.unit.stack.cases import machine_with

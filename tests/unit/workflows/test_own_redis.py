@@ -25,10 +25,9 @@ from deploy.runtime.process.sessions import has_ended
 from deploy.runtime.url_store import UrlStore
 from deploy.workflows import swap, user_redis
 from deploy.workflows.check import check_stack
-from deploy.workflows.down import stop_stack
+from deploy.workflows.down import remaining_keys, stop_stack
 from deploy.workflows.logs import chosen_services, log_source
 from deploy.workflows.prepare import Facts, Prepared
-from deploy.workflows.remaining_keys import remaining_keys
 from deploy.workflows.running import require_stack
 from deploy.workflows.software import Containers
 from deploy.workflows.status import stack_status

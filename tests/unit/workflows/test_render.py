@@ -17,8 +17,7 @@ from deploy.runtime.home import Home
 from deploy.stack.document import document_yaml
 from deploy.workflows import prepare as prepare_module
 from deploy.workflows.prepare import Prepared
-from deploy.workflows.render import rendered
-from deploy.workflows.render_folder import write_rendered
+from deploy.workflows.render import rendered, write_rendered
 from tests.conftest import Ended, plain_environ, run_python
 from tests.unit.conftest import HOME
 from tests.unit.stack.cases import TOKEN, VENDORS

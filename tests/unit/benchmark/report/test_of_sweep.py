@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.benchmark.report.chart_data import named
 from deploy.benchmark.report.page import page
-from deploy.benchmark.report.points import named
 from deploy.benchmark.report.verdict import ReportVerdict, of_sweep
 from deploy.benchmark.sweep import judge, write_sweep
 from tests.unit.benchmark.samples import result

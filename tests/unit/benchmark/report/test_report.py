@@ -16,11 +16,11 @@ import pytest
 import vl_convert
 
 from deploy.benchmark.compare import METRICS
-from deploy.benchmark.report import files, parts, points
+from deploy.benchmark.report import chart_data, files
+from deploy.benchmark.report.chart_data import StackRuns, named
 from deploy.benchmark.report.charts import charts
 from deploy.benchmark.report.files import result_folders, table, write_report
 from deploy.benchmark.report.page import page
-from deploy.benchmark.report.points import StackRuns, named
 from deploy.benchmark.report.verdict import verdict
 from deploy.benchmark.results import (
     REQUESTS_FILE,
@@ -287,13 +287,13 @@ class TestCharts:
 
 class TestPoints:
     def test_curves_have_medians_with_intervals(self) -> None:
-        first, second = points.goodput(points.points(runs(measured())))
+        first, second = chart_data.goodput(chart_data.points(runs(measured())))
         assert (first["offered"], second["offered"]) == (1.0, 2.0)
         assert first["value"] == pytest.approx(1.02)
         assert first["low"] < 1.02 < first["high"]
 
     def test_distributions_are_of_answered_requests(self) -> None:
-        found = list(points.distribution(points.points(runs(measured()))[:1], "ttft_s"))
+        found = list(chart_data.distribution(chart_data.points(runs(measured()))[:1], "ttft_s"))
         assert (found[0]["ms"], found[-1]["ms"], found[-1]["share"]) == (1.0, 100.0, 1.0)
         half = next(one for one in found if one["share"] == 0.5)
         assert half["ms"] == pytest.approx(50, abs=1)
@@ -301,8 +301,8 @@ class TestPoints:
     def test_gaps_of_zero_are_on_the_log_scale(self) -> None:
         """An engine that falls behind sends several tokens in one piece."""
         at_once = [one.model_copy(update={"itl_s": [0.0, 0.01]}) for one in records(0)]
-        (point, *_) = points.points(named([(measured(), at_once)]))
-        found = list(points.distribution([point], "itl_s"))
+        (point, *_) = chart_data.points(named([(measured(), at_once)]))
+        found = list(chart_data.distribution([point], "itl_s"))
         assert {round(one["ms"], 3) for one in found} == {0.01, 10.0}
 
     def test_stacks_are_compared_at_a_load_that_all_can_take(self) -> None:
@@ -310,19 +310,21 @@ class TestPoints:
             repeat(0, rate=1.2, goodput_per_s=1.1),
             repeat(1, rate=3.0, goodput_per_s=0.0),
         ]
-        same = points.comparable(points.points(runs(measured(), measured("2a", repeats=weak))))
+        same = chart_data.comparable(
+            chart_data.points(runs(measured(), measured("2a", repeats=weak)))
+        )
         assert [(point.run.name, point.load) for point in same] == [
             ("1p1d", "1 requests/s offered"),
             ("2a", "1.2 requests/s offered"),
         ]
-        assert points.load_text(same).startswith("1 to 1.2 requests/s offered (each")
-        both = points.comparable(points.points(runs(measured(), measured("2a"))))
-        assert points.load_text(both) == "2 requests/s offered"
+        assert chart_data.load_text(same).startswith("1 to 1.2 requests/s offered (each")
+        both = chart_data.comparable(chart_data.points(runs(measured(), measured("2a"))))
+        assert chart_data.load_text(both) == "2 requests/s offered"
 
     def test_like_runs_of_a_stack_are_one(self) -> None:
         rounds = named([(measured(), records(at)) for at in (0, 9)] + [(measured("2a"), [])])
         assert [run.name for run in rounds] == ["1p1d", "2a"]
-        first, second = points.points(rounds[:1])
+        first, second = chart_data.points(rounds[:1])
         assert [one.index for one in first.repeats] == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
         assert {one.repeat for one in rounds[0].requests} == {0, 19}
         unlike = named([(measured(), []), (measured(seed=1), [])])
@@ -337,7 +339,7 @@ class TestPoints:
             for rate in rates
         ]
         swept, pooled = (named([(one, []) for one in rounds], of_sweep=of) for of in (True, False))
-        (point,), (other,) = points.points(swept), points.points(pooled)
+        (point,), (other,) = chart_data.points(swept), chart_data.points(pooled)
         assert point.median("goodput") == median_of(rates)
         assert len(point.repeats) == 15
         assert "starts at each load: 5" in drawn(swept)
@@ -356,18 +358,18 @@ class TestPoints:
             measured(repeats=[repeat(0, rate=rate), repeat(1, rate=1.2 * rate)], rate_search=search)
             for rate in (8.0, 8.2, 7.9)
         ]
-        merged = points.points(named([(one, []) for one in rounds]))
+        merged = chart_data.points(named([(one, []) for one in rounds]))
         assert [len(point.repeats) for point in merged] == [3, 3]
         assert merged[0].repeats[0].rate == pytest.approx(1.1**22)
-        (alone, _) = points.points(named([(rounds[0], [])]))
+        (alone, _) = chart_data.points(named([(rounds[0], [])]))
         assert alone.load == "8 requests/s offered"
         exact = named([(measured(repeats=[repeat(0, rate=8.0)]), [])] * 2)
-        assert points.points(exact)[0].load == "8 requests/s offered"
+        assert chart_data.points(exact)[0].load == "8 requests/s offered"
 
     def test_no_part_of_a_requests_time_is_in_two_stages(self) -> None:
         """Lookups and loads are within what engines count as prefill; stores follow."""
-        found = points.points(runs(measured()))[:1]
-        assert [(one["stage"], round(one["ms"], 6)) for one in parts.stages(found)] == [
+        found = chart_data.points(runs(measured()))[:1]
+        assert [(one["stage"], round(one["ms"], 6)) for one in chart_data.stages(found)] == [
             ("queue before prefill", 10),
             ("lookup", 3),
             ("prefill", 100),
@@ -379,22 +381,22 @@ class TestPoints:
         ]
         counted = sum(sum(of_role.values()) for of_role in STAGES.values())
         within = sum(STAGES[role][one] for role in STAGES for one in ("lookup", "load"))
-        assert sum(one["ms"] for one in parts.stages(found)) == pytest.approx(
+        assert sum(one["ms"] for one in chart_data.stages(found)) == pytest.approx(
             1e3 * (counted - within)
         )
 
     def test_stages_of_an_earlier_version(self) -> None:
         """It counted neither lookups nor stores, so that loads are in a consumer's prefill."""
         old = {"producer": {"prefill": 0.1}, "consumer": {"prefill": 0.02}}
-        found = points.points(runs(measured(repeats=[repeat(0, stages=old)])))
-        assert [(one["stage"], one["ms"]) for one in parts.stages(found)] == [
+        found = chart_data.points(runs(measured(repeats=[repeat(0, stages=old)])))
+        assert [(one["stage"], one["ms"]) for one in chart_data.stages(found)] == [
             ("prefill", 100),
             ("KV load and first token", 20),
         ]
 
     def test_tokens_by_kind(self) -> None:
-        found = points.points(runs(measured()))[:1]
-        assert [one["share"] for one in parts.sources(found)] == [0.45, 0.0, 0.55]
+        found = chart_data.points(runs(measured()))[:1]
+        assert [one["share"] for one in chart_data.sources(found)] == [0.45, 0.0, 0.55]
 
 
 def csv_rows(found: Sequence[StackRuns]) -> dict[tuple[str, str], tuple[str, float]]:

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runtime.detect import kfd
-from deploy.runtime.detect.amd import find_amd, matching
-from deploy.runtime.detect.amd_tools import Card, json_in, parse_amd_smi, parse_rocm_smi
-from deploy.runtime.detect.kfd import (
+from deploy.runtime.detect import amd
+from deploy.runtime.detect.amd import (
+    Card,
     KfdGpu,
     device_groups,
+    find_amd,
     gfx_target,
+    json_in,
+    matching,
     own_bytes,
+    parse_amd_smi,
     parse_properties,
+    parse_rocm_smi,
     read_kfd,
 )
 from tests.unit.runtime.detect.conftest import Machine, about, recorded
@@ -104,7 +108,7 @@ class TestGroups:
             values[5] = owners.get(path.name, 7)
             return os.stat_result(values)
 
-        monkeypatch.setattr(kfd.Path, "stat", stat)
+        monkeypatch.setattr(amd.Path, "stat", stat)
         nodes = [f"/dev/dri/renderD{minor}" for minor in (128, 129)]
         assert device_groups(nodes, machine.root) == (44, 109)
         owners.update(kfd=0, renderD128=0)

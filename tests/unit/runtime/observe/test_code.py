@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.doctor.seen import EngineCode
+from deploy.doctor.observed import EngineCode
 from deploy.runtime.host import FIND_VERSIONS
 from deploy.runtime.observe import code_of_interpreter
 

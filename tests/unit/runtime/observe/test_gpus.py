@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.planning.inventory import Gpu
-from deploy.runtime.detect.kfd import read_kfd
+from deploy.runtime.detect.amd import read_kfd
 from deploy.runtime.observe import see_gpus
 from tests.unit.runtime.detect.conftest import BUSES, Machine
 

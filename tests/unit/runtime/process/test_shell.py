@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.runtime.process.shell import kept_back
+from deploy.runtime.process.sessions import kept_back
 
 
 @pytest.mark.parametrize(
