@@ -32,7 +32,7 @@ from deploy.config.engine_inputs import ARGUMENTS, VARIABLES
 from deploy.config.settings import SettingGroup, example_yaml, groups_of, listed
 from deploy.config.sources import ENV_FIELDS
 from deploy.config.spec import StackSpec
-from deploy.connector.pdkit_connector.model_files import NAMING_FILES
+from deploy.connector.pdkit_connector.identity.model_files import NAMING_FILES
 from deploy.output.contract.schema import file_names, schema_for
 from deploy.output.contract.schema import page as json_page
 from deploy.stack import kv_identity
@@ -95,7 +95,7 @@ def kv_identity_page() -> str:
 
 
 _KV_HEAD = """<!-- Generated from deploy/stack/kv_identity.py, deploy/config/engine_inputs.py and
-     deploy/connector/pdkit_connector/kv_identity.py: do not edit, run
+     deploy/connector/pdkit_connector/identity/kv_identity.py: do not edit, run
      python scripts/reference.py -->
 
 # Identity of KV
@@ -138,7 +138,7 @@ def engine_rows() -> list[tuple[str, str, str]]:
     # The connector imports itself by the name that it has in engines.
     sys.path.insert(0, str(connector_path()))
     try:
-        rows = import_module("pdkit_connector.kv_identity").ROWS
+        rows = import_module("pdkit_connector.identity.kv_identity").ROWS
     finally:
         sys.path.pop(0)
     return [(f"`{name}`", row.why, row.taken_from) for name, row in rows.items()]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from deploy.connector.pdkit_connector.model_files import NAMING_FILES
+from deploy.connector.pdkit_connector.identity.model_files import NAMING_FILES
 
 
 @dataclass(frozen=True)

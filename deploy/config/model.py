@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from deploy.config.kinds import PLAIN, Kind, kind_of, strings
 from deploy.config.weight_files import reads_checkpoint, weights_in
-from deploy.connector.pdkit_connector.model_files import (
+from deploy.connector.pdkit_connector.identity.model_files import (
     WEIGHTS,
     ModelFile,
     files_digest,

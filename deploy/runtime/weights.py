@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from deploy.config.weight_files import ReadIndex, chosen_weights, indexed_files, weights_in
-from deploy.connector.pdkit_connector.model_files import WEIGHTS
+from deploy.connector.pdkit_connector.identity.model_files import WEIGHTS
 from deploy.runtime.hub import HubError
 
 # Weights in formats that no engine reads.

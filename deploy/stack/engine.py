@@ -13,7 +13,7 @@ import yaml
 from deploy.assets import yaml_asset
 from deploy.config.engine_args import grouped, options
 from deploy.config.engine_inputs import ARGUMENTS
-from deploy.connector.pdkit_connector.model_files import (
+from deploy.connector.pdkit_connector.identity.model_files import (
     DIGEST_VARIABLE,
     NAMED_VARIABLE,
     files_digest,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from deploy.config.engine_args import grouped
 from deploy.config.engine_inputs import ARGUMENTS, CHANGES_KV, VARIABLES, row_of
 from deploy.config.model import Model
-from deploy.connector.pdkit_connector.model_files import files_digest
+from deploy.connector.pdkit_connector.identity.model_files import files_digest
 from deploy.planning.engines import EnginePlan
 from deploy.planning.plan import Plan
 from deploy.stack.engine import depends_on_context, engine_env, planned_argv

@@ -9,7 +9,7 @@ from dataclasses import replace
 from deploy.config.model import Model, is_folder, with_config
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
-from deploy.connector.pdkit_connector.model_files import is_offline
+from deploy.connector.pdkit_connector.identity.model_files import is_offline
 from deploy.doctor.hub import refused
 from deploy.doctor.observed import HubSeen
 from deploy.errors import ConfigError, MissingModel

@@ -8,7 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from deploy.config.model import snapshot_folder
-from deploy.connector.pdkit_connector.model_files import changed_files, model_files, named_files
+from deploy.connector.pdkit_connector.identity.model_files import (
+    changed_files,
+    model_files,
+    named_files,
+)
 from deploy.errors import ModelChanged
 from deploy.workflows.prepare import Prepared
 

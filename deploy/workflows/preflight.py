@@ -12,7 +12,7 @@ from typing import Any
 from deploy.assets import connector_path
 from deploy.config.catalog import EngineImage, ServiceImage, load_catalog, reference
 from deploy.config.runtimes import RUNTIMES
-from deploy.connector.pdkit_connector.model_files import is_offline
+from deploy.connector.pdkit_connector.identity.model_files import is_offline
 from deploy.doctor.finding import Finding
 from deploy.doctor.gpus import planned
 from deploy.doctor.observed import DisksSeen, EngineCode, HubSeen, ImageSeen, Seen, StackSeen

@@ -17,7 +17,7 @@ from deploy.config.model import Model, resolve_model, snapshot_folder
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
-from deploy.connector.pdkit_connector.model_files import (
+from deploy.connector.pdkit_connector.identity.model_files import (
     ModelFile,
     is_offline,
     model_files,

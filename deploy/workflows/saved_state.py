@@ -13,7 +13,11 @@ from deploy.config.fields import IN_ENGINES, Connector
 from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
 from deploy.config.spec import StackSpec
-from deploy.connector.pdkit_connector.model_files import ModelFile, files_digest, model_files
+from deploy.connector.pdkit_connector.identity.model_files import (
+    ModelFile,
+    files_digest,
+    model_files,
+)
 from deploy.planning.inventory import inventory_from
 from deploy.runtime.state import UNFIT, ServiceRecord, StateFile, write_state_file
 from deploy.stack.containers import ContainerImages

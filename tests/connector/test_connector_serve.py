@@ -15,7 +15,7 @@ import pytest
 from own_process import last_line, run_python
 from pdkit_connector import serve
 from pdkit_connector.errors import ConnectorError, FixFailed
-from pdkit_connector.model_files import (
+from pdkit_connector.identity.model_files import (
     DIGEST_VARIABLE,
     NAMED_VARIABLE,
     files_digest,

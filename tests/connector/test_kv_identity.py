@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from own_process import last_line
-from pdkit_connector import kv_identity
-from pdkit_connector.kv_identity import (
+from pdkit_connector.identity import kv_identity
+from pdkit_connector.identity.kv_identity import (
     ANY,
     PLANNED,
     ROWS,
@@ -27,7 +27,7 @@ from pdkit_connector.kv_identity import (
     warn_of_unplanned,
     with_key_name,
 )
-from pdkit_connector.variables import changing_kv
+from pdkit_connector.identity.variables import changing_kv
 from vllm.engine.arg_utils import EngineArgs
 
 CONFIG = {
@@ -229,7 +229,8 @@ def test_the_connectors_version_is_that_of_its_code(tmp_path, monkeypatch):
         package.mkdir(parents=True)
         (package / "one.py").write_text(text)
         (package / "one.pyc").write_text(name)
-        monkeypatch.setattr(kv_identity, "__file__", str(package.parent / "kv_identity.py"))
+        file = package.parent / "identity" / "kv_identity.py"
+        monkeypatch.setattr(kv_identity, "__file__", str(file))
         found.append(connector_version.__wrapped__())
     assert found[0] == found[2] != found[1]
 
@@ -237,7 +238,7 @@ def test_the_connectors_version_is_that_of_its_code(tmp_path, monkeypatch):
 STARTED = """
 import os
 os.environ["VLLM_SET_LATER"] = "1"
-from pdkit_connector import variables
+from pdkit_connector.identity import variables
 os.environ["VLLM_SET_LAST"] = "1"
 print(sorted(variables.AT_START))
 """

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from pdkit_connector.engine_key import FILE_ENV, RequireKey
-from pdkit_connector.model_files import (
+from pdkit_connector.identity.model_files import (
     DIGEST_VARIABLE,
     difference_to_plan,
     files_digest,

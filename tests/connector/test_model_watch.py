@@ -6,15 +6,16 @@ import os
 import shutil
 
 import pytest
-from pdkit_connector import model_watch, serve
-from pdkit_connector.model_files import (
+from pdkit_connector import serve
+from pdkit_connector.identity import model_watch
+from pdkit_connector.identity.model_files import (
     DIGEST_VARIABLE,
     NAMED_VARIABLE,
     files_digest,
     model_files,
     named_files,
 )
-from pdkit_connector.model_watch import METRIC, ModelWatch
+from pdkit_connector.identity.model_watch import METRIC, ModelWatch
 from prometheus_client import CollectorRegistry
 from redis_chunks import Warnings
 from redis_servers import eventually

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE
+from deploy.connector.pdkit_connector.identity.model_files import DIGEST_VARIABLE
 from tests.gpu import emulated, goldens
 from tests.gpu.forked import in_fork
 
@@ -58,7 +58,7 @@ def main(vendor: str) -> None:
 def _facts(vendor: str, folder: Path) -> dict[str, Any]:
     import lmcache
     import vllm
-    from pdkit_connector.kv_identity import take_rows_early
+    from pdkit_connector.identity.kv_identity import take_rows_early
 
     from tests.gpu.engines import make_model
 
@@ -140,7 +140,7 @@ def _environment(engine: goldens.Engine) -> AbstractContextManager[Any]:
 
 def engine_facts(engine: goldens.Engine) -> dict[str, Any]:
     """Return an engine's arguments, and what vLLM configures by them."""
-    from pdkit_connector.kv_identity import identified
+    from pdkit_connector.identity.kv_identity import identified
 
     config = config_of(engine)
     transfer = config.kv_transfer_config

@@ -59,7 +59,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 GUESTS = ("connector", "router")
 # Imported by the kit as well as inside the services; nothing but the standard library is below it.
 SHARED = (
-    "deploy.connector.pdkit_connector.model_files",
+    "deploy.connector.pdkit_connector.identity.model_files",
     "deploy.connector.pdkit_connector.redis_url",
 )
 OURS = [path for path in MODULES if part_of(path) not in GUESTS]

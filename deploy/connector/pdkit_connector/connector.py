@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 from pdkit_connector import spans
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
-from pdkit_connector.kv_identity import identified
+from pdkit_connector.identity.kv_identity import identified
 from pdkit_connector.kv_report import kv_facts
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import FixState, Registry, disabled_ids, discover

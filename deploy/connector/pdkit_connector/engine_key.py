@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pdkit_connector.asgi import App, Message, Receive, Send
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.loaded_model import unless_changed
+from pdkit_connector.identity.loaded_model import unless_changed
 
 MIDDLEWARE = "pdkit_connector.engine_key.RequireKey"
 FILE_ENV = "PDKIT_ENGINE_KEY_FILE"

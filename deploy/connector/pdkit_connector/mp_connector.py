@@ -22,7 +22,7 @@ from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pdkit_connector.engine_report import REPORT
-from pdkit_connector.kv_identity import identified
+from pdkit_connector.identity.kv_identity import identified
 from pdkit_connector.log import get_logger
 from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.redis_path.objects import object_layout

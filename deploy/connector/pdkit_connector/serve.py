@@ -21,12 +21,12 @@ from typing import Any
 from pdkit_connector import fork_server
 from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.kv_identity import take_rows_early
+from pdkit_connector.identity.kv_identity import take_rows_early
+from pdkit_connector.identity.model_files import difference_to_plan, take_digests
+from pdkit_connector.identity.model_watch import ModelWatch
 from pdkit_connector.log import get_logger
 from pdkit_connector.log_files import bound_logs, leave_out_polls
 from pdkit_connector.metrics import EngineCollector
-from pdkit_connector.model_files import difference_to_plan, take_digests
-from pdkit_connector.model_watch import ModelWatch
 from pdkit_connector.process_numbers import take_numbers
 from pdkit_connector.registry import Registry, disabled_ids, discover
 from pdkit_connector.setting import Setting

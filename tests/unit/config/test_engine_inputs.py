@@ -18,8 +18,8 @@ from deploy.config.engine_inputs import (
     refused_option,
     refused_variable,
 )
-from deploy.connector.pdkit_connector import variables
-from deploy.runtime.process.shell import _NUMBERS
+from deploy.connector.pdkit_connector.identity import variables
+from deploy.runtime.process.sessions import _NUMBERS
 from tests.gpu.pairs import MP_PAIR, PAIRS, pinned
 from tests.vllm_inputs import NAMES, read, written
 
@@ -41,7 +41,7 @@ def test_engines_leave_out_the_same_variables_of_their_identity() -> None:
     unrelated = {name for name, row in VARIABLES.items() if row.unrelated}
     assert {name for name in unrelated if name.startswith(variables.FAMILIES)} == (
         variables.UNRELATED
-    ), "write the same names into deploy/connector/pdkit_connector/variables.py"
+    ), "write the same names into deploy/connector/pdkit_connector/identity/variables.py"
     assert set(variables.FAMILIES) == {*_NUMBERS, "VLLM_"}
 
 

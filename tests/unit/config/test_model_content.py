@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.connector.pdkit_connector import model_files as module
-from deploy.connector.pdkit_connector.model_files import (
+from deploy.connector.pdkit_connector.identity import model_files as module
+from deploy.connector.pdkit_connector.identity.model_files import (
     changed_files,
     files_digest,
     model_files,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.connector.pdkit_connector.model_files import is_offline
+from deploy.connector.pdkit_connector.identity.model_files import is_offline
 from deploy.runtime.hub import HubError, fetch_config, hub_address
 from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub, open_hub
 

@@ -11,7 +11,7 @@ import yaml
 
 from deploy.config.engine_inputs import refused_variable
 from deploy.config.vendors import VENDORS
-from deploy.connector.pdkit_connector.model_files import DIGEST_VARIABLE, files_digest
+from deploy.connector.pdkit_connector.identity.model_files import DIGEST_VARIABLE, files_digest
 from deploy.errors import ConfigError
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.workflows.prepare import Prepared

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pdkit_connector.log import get_logger
-from pdkit_connector.model_files import (
+from pdkit_connector.identity.model_files import (
     DIGEST_VARIABLE,
     NAMED_VARIABLE,
     difference_to_plan,
     entries,
 )
+from pdkit_connector.log import get_logger
 
 METRIC = "pdkit_model_changed"
 _EVERY_S = 60

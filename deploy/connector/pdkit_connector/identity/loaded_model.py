@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from pdkit_connector.asgi import Message, Send
-from pdkit_connector.model_files import difference_to_plan
+from pdkit_connector.identity.model_files import difference_to_plan
 
 
 def unless_changed(send: Send) -> Send:

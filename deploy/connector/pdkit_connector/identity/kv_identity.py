@@ -23,10 +23,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdkit_connector.identity.model_files import DIGEST_VARIABLE, NAMED_VARIABLE
+from pdkit_connector.identity.variables import AT_START
 from pdkit_connector.log import get_logger
-from pdkit_connector.model_files import DIGEST_VARIABLE, NAMED_VARIABLE
 from pdkit_connector.releases import installed_lmcache, installed_vllm
-from pdkit_connector.variables import AT_START
 
 UNKNOWN, ANY = "unknown", "any"
 # In vLLM's `kv_connector_extra_config`: the rows that the plan knows.
@@ -81,7 +81,7 @@ def _without_origin(value: Any) -> Any:
 @functools.cache
 def connector_version() -> str:
     """Return a digest of this package's code."""
-    made, folder = hashlib.sha256(), Path(__file__).parent
+    made, folder = hashlib.sha256(), Path(__file__).parents[1]
     for file in sorted(folder.rglob("*.py")):
         made.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes() + b"\0")
     return made.hexdigest()[:16]
@@ -115,7 +115,7 @@ def _lora(config: Any) -> Any:
     return config.lora_config and config.lora_config.max_lora_rank
 
 
-class Row(NamedTuple):
+class EngineRow(NamedTuple):
     """A row of an engine's identity: why KV depends on it, and where it is taken."""
 
     why: str
@@ -123,54 +123,54 @@ class Row(NamedTuple):
     take: Callable[[Any], Any]
 
 
-ROWS: Mapping[str, Row] = {
-    "vllm": Row(
+ROWS: Mapping[str, EngineRow] = {
+    "vllm": EngineRow(
         "another release computes KV in another way, or lays it out in another order",
         "the installed package",
         lambda _: installed_vllm(),
     ),
-    "lmcache": Row(
+    "lmcache": EngineRow(
         "another release stores chunks in another order",
         "the installed package",
         lambda _: installed_lmcache(),
     ),
-    "connector": Row(
+    "connector": EngineRow(
         "another version may arrange KV in another way",
         "the content of pdkit's connector",
         lambda _: connector_version(),
     ),
-    "model": Row(
+    "model": EngineRow(
         "other weights compute other KV",
         "the fingerprint of the folder, which was compared at the start; of a hub's model, its "
         "name and revision",
         _model,
     ),
-    "files": Row(
+    "files": EngineRow(
         "the content of other folders and files that arguments name, such as adapters",
         "their fingerprint, which was compared at the start",
         lambda _: os.environ.get(NAMED_VARIABLE, ""),
     ),
-    "overrides": Row(
+    "overrides": EngineRow(
         "`--hf-overrides` changes numbers of the model",
         "`model_config.hf_overrides`",
         lambda config: config.model_config.hf_overrides,
     ),
-    "dtype": Row(
+    "dtype": EngineRow(
         "KV is computed in it", "`model_config.dtype`", lambda config: config.model_config.dtype
     ),
-    "configuration": Row(
+    "configuration": EngineRow(
         "numbers of the model, such as heads, windows and positions, wherever they are given",
         "a digest of `model_config.hf_config`, without paths",
         _configuration,
     ),
-    "implementation": Row(
+    "implementation": EngineRow(
         "another implementation of the model may round in another way",
         "`model_config`: `model_impl`, `code_revision`",
         lambda config: [
             getattr(config.model_config, name, None) for name in ("model_impl", "code_revision")
         ],
     ),
-    "kv_dtype": Row(
+    "kv_dtype": EngineRow(
         "KV is kept in it, but for the layers that are left out",
         "`cache_config`: `cache_dtype`, `kv_cache_dtype_skip_layers`",
         lambda config: [
@@ -178,28 +178,28 @@ ROWS: Mapping[str, Row] = {
             *(getattr(config.cache_config, "kv_cache_dtype_skip_layers", None) or ()),
         ],
     ),
-    "kv_scales": Row(
+    "kv_scales": EngineRow(
         "scales of FP8 KV that an engine takes from its own first requests",
         "`cache_config.calculate_kv_scales`",
         lambda config: getattr(config.cache_config, "calculate_kv_scales", False),
     ),
-    "quantization": Row(
+    "quantization": EngineRow(
         "weights are used in other precision",
         "`model_config.quantization`",
         lambda config: config.model_config.quantization,
     ),
-    "shape": Row(
+    "shape": EngineRow(
         "heads that share K and V, and their size",
         "`model_config`: KV heads, head size, `use_mla`",
         _shape,
     ),
-    "context": Row(
+    "context": EngineRow(
         "LongRoPE, dynamic scaling and Llama 4 choose positions by the longest context",
         "`model_config.max_model_len`; `auto` if vLLM chooses it; `any` for models whose positions "
         "do not depend on it",
         _context,
     ),
-    "sliding_window": Row(
+    "sliding_window": EngineRow(
         "tokens outside it have no influence",
         "`cache_config.sliding_window`, `model_config.disable_sliding_window`",
         lambda config: [
@@ -207,33 +207,33 @@ ROWS: Mapping[str, Row] = {
             getattr(config.model_config, "disable_sliding_window", None),
         ],
     ),
-    "tensor_parallel": Row(
+    "tensor_parallel": EngineRow(
         "each rank holds a share of the heads",
         "`parallel_config.tensor_parallel_size`",
         lambda config: config.parallel_config.tensor_parallel_size,
     ),
-    "parallel": Row(
+    "parallel": EngineRow(
         "each rank holds a share of the layers, or of the tokens",
         "`parallel_config`: pipeline, decode context and prefill context",
         _parallel,
     ),
-    "attention": Row(
+    "attention": EngineRow(
         "the back end that was chosen may round in another way",
         "`attention_config.backend`, `VLLM_ATTENTION_BACKEND`",
         _attention,
     ),
-    "lora": Row("adapters change weights", "`lora_config.max_lora_rank`", _lora),
-    "speculative": Row(
+    "lora": EngineRow("adapters change weights", "`lora_config.max_lora_rank`", _lora),
+    "speculative": EngineRow(
         "some draft models keep KV of their own",
         "`speculative_config`: `method`, `num_speculative_tokens`",
         _speculative,
     ),
-    "additional_config": Row(
+    "additional_config": EngineRow(
         "settings of vLLM's plug-ins",
         "`additional_config`",
         lambda config: getattr(config, "additional_config", None),
     ),
-    "variables": Row(
+    "variables": EngineRow(
         "some choose kernels, layouts and numbers",
         "the environment that the engine was started with: `VLLM_*` and those of the libraries "
         "below vLLM, without those that do not change KV",

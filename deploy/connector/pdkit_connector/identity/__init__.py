@@ -1,0 +1,1 @@
+"""What KV depends on: the model files an engine loads, and what it runs."""
