@@ -22,6 +22,7 @@ from tests.e2e.docker.conftest import (
     failed,
 )
 
+pytestmark = pytest.mark.quick
 PROMPT_TOKENS = 600  # two whole chunks of 256, and some
 CHUNKS_TOKENS = 512
 # Names every key with the seconds since somebody read or wrote it, and does neither itself.
