@@ -93,6 +93,4 @@ def test_a_strangers_action_must_be_pinned_by_commit(tmp_path: Path) -> None:
 def test_the_workflow_may_write_nothing() -> None:
     workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
-    assert all(
-        "@v" in step["uses"] for step in workflow["jobs"]["test"]["steps"] if "uses" in step
-    )
+    assert all("@v" in step["uses"] for step in workflow["jobs"]["test"]["steps"] if "uses" in step)
