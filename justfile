@@ -21,13 +21,9 @@ lint:
 unit *PATHS="tests/unit":
     {{bin}}/python -m pytest -q -n 2 --dist loadfile {{PATHS}}
 
-# Everything but the end-to-end tests
-quick:
-    ./scripts/test quick
-
-# Everything
-test:
-    ./scripts/test
+# What every change must pass; parts by name, or full for all the rest
+test *PARTS:
+    ./scripts/test {{PARTS}}
 
 # Rewrite goldens and generated pages, then show what changed
 goldens:

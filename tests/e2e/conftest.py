@@ -22,57 +22,27 @@ from typing import Any
 import psutil
 import pytest
 import redis
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
 from deploy.runtime.secrets import Secret, read_secrets
 from deploy.stack.layout import ENGINE_KEY
 from tests.contract import validated
-from tests.report.stacks import (  # noqa: F401 - hooks, and a fixture for every test
+from tests.e2e.stack_logs import (  # noqa: F401 - hooks, and a fixture for every test
     before_command,
+    homes,
     pytest_runtest_logstart,
     pytest_runtest_makereport,
-    pytest_sessionfinish,
-    pytest_terminal_summary,
-    pytest_testnodedown,
-    watched_stacks,
 )
 
 COMMAND = str(Path(sys.executable).parent / "deploy")
-# Kept once for all homes of a run: that the fixes take, and what engines in containers look up. The
-# first process makes it; those that it starts inherit the variable.
+# Kept once for all homes of a run: that the fixes take, and what engines in containers look up.
+# scripts/test makes one folder for all parts of its run.
 if "PDKIT_TEST_KEPT" not in os.environ:
     _made = tempfile.TemporaryDirectory(prefix="pdkit-kept-")
     os.environ["PDKIT_TEST_KEPT"] = _made.name
 KEPT = Path(os.environ["PDKIT_TEST_KEPT"])
 UP_TIMEOUT_S = 600
-# Short ones end a run: while the last module of all runs, other cores have nothing to do.
-LAST = ("test_sweep", "test_gpu_proof", "test_several_hosts", "test_failed_starts", "test_doctor")
-
-
-class ByStack(LoadScopeScheduling):
-    """Deals out tests so that a stack's stay together: a module has one, or a folder of modules."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        folder, _, file = nodeid.split("::", 1)[0].rpartition("/")
-        return f"{folder}/{file}" if folder.endswith("e2e") else folder
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put modules into the order in which they are dealt out: by name, but for the last ones."""
-
-    def place(item: pytest.Item) -> int:
-        name = item.nodeid.split("::", 1)[0].removeprefix("tests/e2e/").removesuffix(".py")
-        return 1 + LAST.index(name) if name in LAST else 0
-
-    items.sort(key=place)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByStack:
-    return ByStack(config, log)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Unit tests on a machine in disguise: another processor, fewer cores, no IPv6, another user.
+"""Unit tests on a simulated machine: another processor, fewer cores, no IPv6, another user.
 
-`python -m tests.hosts` runs them once in each disguise, all at the same time, as root. A disguise
-is made of namespaces and bind mounts, so child processes see it too.
+`python -m tests.hosts small` runs them as root in namespaces with bind mounts, so that child
+processes see the machine, too. `large` is the other one.
 """

@@ -16,7 +16,6 @@ from tests.hosts.disguises import DISGUISES, Disguise
 from tests.hosts.host import CGROUP, CPUINFO, MEMINFO, ONLINE, REPO
 
 USER = 47123  # of no name, and with no files
-RESULTS = "results"
 _PLUGINS = ("/usr/local/lib/docker", "/usr/local/libexec/docker", "/usr/lib/docker",
             "/usr/libexec/docker")  # fmt: skip
 _WIDE = re.compile(r"\b(avx512|amx)\w+ ?")
@@ -55,7 +54,6 @@ def _environ(disguise: Disguise, scratch: Path) -> dict[str, str]:
     """Return the variables, with the locale compiled where it is one."""
     kept = os.environ if disguise.inherits else {"PATH": os.environ["PATH"]}
     environ = {**kept, **disguise.environ, "TMPDIR": str(scratch)}
-    environ["PDKIT_TEST_RESULTS"] = str(scratch / RESULTS)
     if disguise.host.plugins:
         # With CI set, a test that misses Compose fails instead of being skipped.
         environ |= {disguise.host.plugins: str(scratch / "own"), "CI": "true"}

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
+from tests.run import PARTS
+
 REPO = Path(__file__).resolve().parents[2]
 WORKFLOW = REPO / ".github" / "workflows" / "test.yml"
 AUDIT = WORKFLOW.with_name("audit.yml")
@@ -62,8 +64,15 @@ def test_the_workflow_is_one() -> None:
     workflow, audit = (yaml.safe_load(one.read_text("utf-8")) for one in (WORKFLOW, AUDIT))
     assert list(validator.iter_errors(workflow)) == []
     assert list(validator.iter_errors(audit)) == []
-    workflow["jobs"]["quick"].pop("runs-on")
+    workflow["jobs"]["test"].pop("runs-on")
     assert list(validator.iter_errors(workflow))
+
+
+def test_the_workflow_runs_every_part_without_a_stack() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text("utf-8"))
+    rows = workflow["jobs"]["test"]["strategy"]["matrix"]["parts"]
+    with_stacks = {name for name in PARTS if name.startswith("e2e-")} | {"processes", "containers"}
+    assert sorted(" ".join(rows).split()) == sorted(PARTS.keys() - with_stacks)
 
 
 def weaknesses(folder: Path) -> str:
@@ -84,6 +93,4 @@ def test_a_strangers_action_must_be_pinned_by_commit(tmp_path: Path) -> None:
 def test_the_workflow_may_write_nothing() -> None:
     workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
-    assert all(
-        "@v" in step["uses"] for step in workflow["jobs"]["quick"]["steps"] if "uses" in step
-    )
+    assert all("@v" in step["uses"] for step in workflow["jobs"]["test"]["steps"] if "uses" in step)

@@ -1,9 +1,8 @@
-"""The disguises of tests/hosts: a run in one fails where it is not on, or not wholly."""
+"""The simulated machines of tests/hosts: a run on one fails where it is not wholly that one."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -14,7 +13,6 @@ import pytest
 from tests.conftest import REPO
 from tests.hosts import __main__ as runner
 from tests.hosts import dress
-from tests.hosts.dealt import ON_BOTH, PAIRS, UNIT, left_to_others, unit_files
 from tests.hosts.disguises import DISGUISES
 
 # Not the one in which this very test may run.
@@ -51,10 +49,11 @@ def test_a_failed_mount_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "mount").write_text("#!/bin/sh\necho no mounts here >&2; exit 32\n")
     (tmp_path / "mount").chmod(0o755)
     path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
-    done = run("tests.hosts", "small", "--", "--version", PATH=path)
+    done = run("tests.hosts", "small", "--version", PATH=path)
     assert done.returncode not in (0, 5)
-    assert "no mounts here" in done.stdout or "run as root" in done.stderr
-    assert "pytest 9" not in done.stdout
+    printed = done.stdout + done.stderr
+    assert "no mounts here" in printed or "run as root" in printed
+    assert "pytest 9" not in printed
 
 
 def test_nothing_is_mounted_for_the_whole_machine(
@@ -72,7 +71,7 @@ def test_a_user_who_is_not_root_is_told_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    assert runner.main([]) == 3
+    assert runner.main("small") == 3
     assert "run as root" in capsys.readouterr().err
 
 
@@ -83,57 +82,10 @@ def test_a_checkout_that_others_cannot_read_is_refused(
     monkeypatch.setattr(runner, "TOOLS", ())
     monkeypatch.setattr(runner, "REPO", tmp_path)
     tmp_path.chmod(0o750)
-    assert runner.main([]) == 3
+    assert runner.main("small") == 3
     assert f"{tmp_path} is not readable by others" in capsys.readouterr().err
 
 
-def test_each_file_is_dealt_to_a_machine_and_over_commits_to_both() -> None:
-    files = unit_files()
-    dealt = {
-        commit: {name: set(left_to_others(name, commit, files)) for name in DISGUISES}
-        for commit in map(str, range(40))
-    }
-    for left in dealt.values():
-        small, large = (set(files) - left[name] for name in DISGUISES)
-        assert small | large == set(files)
-        assert {file for file in files if below_both(file)} == small & large
-        assert 0.35 < len(small) / (len(small) + len(large)) < 0.65
-    for name in DISGUISES:
-        assert set.intersection(*(left[name] for left in dealt.values())) == set()
-
-
-def below_both(file: str) -> bool:
-    return any((REPO / UNIT / path) in ((REPO / file), *(REPO / file).parents) for path in ON_BOTH)
-
-
-def test_what_runs_on_both_machines_exists_and_no_other_file_is_skipped_on_one() -> None:
-    """A test that one machine skips would be left out in every other run."""
-    listed = (*ON_BOTH, *(path for pair in PAIRS for path in pair))
-    assert [path for path in listed if not (REPO / UNIT / path).exists()] == []
-    skips = re.compile(r"pytest\.(mark\.)?skip")
-    alone = [file for file in unit_files() if not below_both(file)]
-    assert [file for file in alone if skips.search((REPO / file).read_text())] == []
-
-
-@pytest.mark.parametrize("chosen", [(), ("--dealt",)])
-def test_dealt_files_are_ignored_by_the_other_machine(
-    chosen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    told: dict[str, list[str]] = {}
-
-    def start(name: str, _: Path, options: list[str]) -> subprocess.Popen[bytes]:
-        told[name] = options
-        return subprocess.Popen(("true",))
-
-    monkeypatch.setattr(runner, "_problem", lambda _: "")
-    monkeypatch.setattr(runner, "_start", start)
-    monkeypatch.setattr(runner, "_finish", lambda *_: 0)
-    assert runner.main([*chosen, "--", "-q"]) == 0
-    ignored = [option for options in told.values() for option in options if "--ignore" in option]
-    assert len(ignored) == len({*ignored})
-    assert bool(ignored) == bool(chosen)
-
-
 def test_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert runner.main(["huge"]) == 3
-    assert "no such disguise: huge; there are small, large" in capsys.readouterr().err
+    assert runner.main("huge") == 3
+    assert "no such machine: huge; there are small, large" in capsys.readouterr().err

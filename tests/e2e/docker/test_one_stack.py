@@ -32,6 +32,7 @@ def again(stack: Project) -> Any:
     return {**ran.data, "stderr": ran.stderr}
 
 
+@pytest.mark.quick
 class TestUp:
     def test_up_proves_that_kv_is_reused(self, again: Any) -> None:
         check = again["check"]
@@ -76,6 +77,7 @@ class TestUp:
 
 
 class TestOtherCommands:
+    @pytest.mark.quick
     def test_status_shows_what_runs(self, stack: Project, catalogue: dict[str, Any]) -> None:
         seen: list[Any] = []
         # Docker may be too busy to ask Redis in time.

@@ -60,6 +60,7 @@ def test_a_removed_and_a_killed_container_are_started_again(stack: Project) -> N
     assert complete(stack.url("router"), "still there?")
 
 
+@pytest.mark.quick
 def test_an_engine_that_crashes_is_brought_back(stack: Project) -> None:
     """It does so while a check asks it, which says so, as a rule after it was restarted."""
     before = stack.ids()

@@ -127,6 +127,7 @@ def after(stack: Project, prompt: list[int], back: Seen) -> Seen:
     return look(stack, prompt, stack.run("swap", "--image", BROKEN, "--json"))
 
 
+@pytest.mark.quick
 class TestSwap:
     def test_a_swap_passes_its_check(self, second: Seen, catalogue: dict[str, Any]) -> None:
         assert second.ran and second.ran.code == 0, second.ran
@@ -152,6 +153,7 @@ class TestSwap:
         assert all(second.idle_s[key] >= int(second.seconds) - 2 for key in first.idle_s)
 
 
+@pytest.mark.quick
 class TestRollback:
     def test_a_rollback_returns_to_the_first_image(
         self, first: Seen, back: Seen, catalogue: dict[str, Any]
@@ -199,6 +201,7 @@ class TestImageThatDoesNotServe:
         assert "ImportError" in tried["reason"]
 
 
+@pytest.mark.quick
 class TestRefused:
     """What is refused before anything is stopped: the containers run on as they were."""
 

@@ -17,6 +17,7 @@ from deploy.runtime.home import Home
 from tests.e2e.conftest import Deploy, Ran, eventually
 from tests.e2e.one_stack.conftest import NAME, PORT
 
+pytestmark = pytest.mark.quick
 MODEL = "pdkit-tiny"
 PRODUCER, CONSUMER = PORT + 10, PORT + 11
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from deploy.runtime.home import Home
 from deploy.runtime.process.front import ask
@@ -55,6 +56,7 @@ def test_clients_only_wait_if_the_router_is_killed(kit: Deploy) -> None:
     assert eventually(lambda: events(kit, "router") == ["died", "back"])
 
 
+@pytest.mark.quick
 def test_engines_find_the_new_redis_if_the_old_one_is_killed(kit: Deploy) -> None:
     old = kit.pid(NAME, "redis")
     os.kill(old, signal.SIGKILL)

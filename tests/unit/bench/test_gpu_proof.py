@@ -419,6 +419,7 @@ def wheel(folder: Path, name: str, text: str) -> None:
         archive.writestr(f"{info}/RECORD", "\n".join([*lines, f"{info}/RECORD,,", ""]))
 
 
+@pytest.mark.full
 def test_wheels_are_installed_beside_what_the_machine_has(tmp_path: Path) -> None:
     wheel(tmp_path, "newcomer", "import uv")  # the machine's Python has uv
     machine = str(ROOT / ".uv/bin/python")

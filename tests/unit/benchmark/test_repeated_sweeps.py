@@ -90,6 +90,7 @@ def test_repeated_sweeps_have_the_same_verdict(factor: float, winner: str, words
         assert verdict.sentence.startswith(words)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("noise", NOISES)
 def test_intervals_hold_the_true_factor(noise: tuple[float, float]) -> None:
     """Though searches stop at steps of 10 %, because each begins elsewhere."""

@@ -129,6 +129,7 @@ class TestRateFinder:
         assert widths[0] > widths[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steepness", [3, 10, 40])
 def test_the_interval_contains_the_limit_in_95_of_100_searches(steepness: int) -> None:
     """Requests keep the SLO by chance, the less likely the higher the rate; the limit is known.

@@ -51,6 +51,7 @@ def covered(truth: float, estimates: Sequence[Estimate]) -> float:
     return sum(inside) / len(inside)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", NOISE if LONG else ["normal"])
 class TestCoverage:

@@ -280,6 +280,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 WRONG = [None, 1e999, "text", [[]]]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("wrong", WRONG, ids=repr)
 def test_no_value_of_a_wrong_type_ends_in_a_traceback(

@@ -18,6 +18,7 @@ from tests.unit.router.stand_in import Loop, StandIn, waits
 TRIALS = {"router killed": 2, "router restarted": 2, "engine drained and restarted": 5}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_no_answer_is_lost_or_wrong_under_faults(loop: Loop, fault: str) -> None:
     verdicts, bad = faults.run(loop, fault, TRIALS.get(fault, 100), seed=7)

@@ -7,6 +7,8 @@ import json
 import random
 from collections.abc import Callable
 
+import pytest
+
 from tests.unit.router.conftest import Router
 from tests.unit.router.stand_in import Loop
 
@@ -78,6 +80,7 @@ async def send_all(port: int, requests: list[bytes]) -> list[bytes]:
     return answers
 
 
+@pytest.mark.full
 def test_ten_thousand_malformed_requests_leak_nothing(
     router: Router, loop: Loop, eventually: Callable[..., None]
 ) -> None:

@@ -27,7 +27,7 @@ def bare(machine: Machine) -> Machine:
 
 
 def test_no_service_is_started(bare: Machine) -> None:
-    ended = bare.run(SCRIPT, "quick")
+    ended = bare.run(SCRIPT, "lint")
     assert ended.returncode == 3, ended.stderr
     assert "could not be installed: curl redis-server prometheus" in ended.stderr
     installed, policy = bare.asked
@@ -39,17 +39,20 @@ def test_no_service_is_started(bare: Machine) -> None:
 def test_a_policy_of_the_machine_stays(bare: Machine) -> None:
     own = bare.folder / "policy-rc.d"
     own.write_text("echo own; exit 7")
-    assert bare.run(SCRIPT, "quick").returncode == 3
+    assert bare.run(SCRIPT, "lint").returncode == 3
     assert bare.asked[1:] == ["own", "policy 7"]
     assert own.read_text() == "echo own; exit 7"
 
 
-def test_a_whole_run_plays_an_export_with_podman(bare: Machine) -> None:
-    assert bare.run(SCRIPT).returncode == 3
-    assert "podman catatonit netavark aardvark-dns" in bare.asked[0]
-    (bare.state / "asked").unlink()
-    assert bare.run(SCRIPT, "quick").returncode == 3
-    assert "podman" not in bare.asked[0]
+@pytest.mark.parametrize(
+    ("parts", "plays"),
+    [((), False), (("full",), True), (("lint", "e2e-kubernetes"), True), (("e2e-docker",), False)],
+)
+def test_a_full_run_plays_an_export_with_podman(
+    bare: Machine, parts: tuple[str, ...], plays: bool
+) -> None:
+    assert bare.run(SCRIPT, *parts).returncode == 3
+    assert ("podman catatonit netavark aardvark-dns" in bare.asked[0]) == plays
 
 
 def test_the_redis_of_an_activated_environment_is_not_the_system_s(bare: Machine) -> None:
@@ -59,5 +62,5 @@ def test_the_redis_of_an_activated_environment_is_not_the_system_s(bare: Machine
     (own / "bin" / "redis-server").write_text("#!/bin/sh\n")
     (own / "bin" / "redis-server").chmod(0o755)
     bare.environ |= {"VIRTUAL_ENV": str(own), "PATH": f"{own}/bin:{bare.bin}"}
-    assert bare.run(SCRIPT, "quick").returncode == 3
+    assert bare.run(SCRIPT, "lint").returncode == 3
     assert "curl redis-server prometheus" in bare.asked[0]

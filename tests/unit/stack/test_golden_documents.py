@@ -126,6 +126,7 @@ def with_leaf(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     return made
 
 
+@pytest.mark.full
 def test_a_change_of_any_value_shows() -> None:
     base = load(REPO / "compose" / "cuda-1p1d.yaml")
     document = load(REPO / "tests" / "golden" / "compose" / "cuda-tp2.yaml")

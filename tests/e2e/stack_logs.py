@@ -1,7 +1,7 @@
-"""A pytest plugin: a failed test tells what its stack's services said last, without secrets.
+"""A pytest plugin: a failed test shows what its stack's services logged last, without secrets.
 
 The last lines go into the failure, and so to the terminal and into JUnit's file; whole logs go into
-the folder of results. At the end of the run it tells how many engines were started.
+test-results/logs.
 """
 
 from __future__ import annotations
@@ -10,27 +10,30 @@ import re
 import sys
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from deploy.connector.pdkit_connector.redaction import MASK, Redactor, secrets_in
 from deploy.errors import PdkitError
 from deploy.runtime.home import Home, StackHome
 from deploy.runtime.logs import first_error, last_lines
 from deploy.workflows.running import find_stack
-from tests.report.results import results_folder
-from tests.report.watch import Watch, engine_starts
 
+LOGS = Path(__file__).resolve().parents[2] / "test-results" / "logs"
 SHOWN, KEPT = 40, 5000
 # CLOCK_REALTIME_COARSE: Linux may give a file the time of its last tick, milliseconds ago.
 _FILE_CLOCK = 5
+# A secret that the kit makes. `up` removes it when it fails.
+_MADE = re.compile(r"(?<![\w-])(?=[\w-]*[a-z])(?=[\w-]*[A-Z])[\w-]{43,}(?![\w-])", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Log:
-    """What a service of a stack said, and in which condition it is."""
+    """The last lines of a service of a stack, and its condition."""
 
     stack: str
     service: str
@@ -39,25 +42,24 @@ class Log:
 
 
 class Stacks:
-    """What the hooks know: this worker's stacks, and the test that runs."""
+    """What the hooks know: the folder of this run's homes, and the test that runs."""
 
-    watch: Watch | None = None
+    folder: Path | None = None
     began = 0.0
     kept: tuple[Log, ...] = ()  # of stacks that a failure has taken down since
-    elsewhere: ClassVar[list[str]] = []  # the stacks of other workers' engines
+    secrets: ClassVar[set[str]] = set()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def watched_stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Watch this worker's stacks."""
-    with Watch(tmp_path_factory.getbasetemp().resolve()) as Stacks.watch:
-        yield
+def homes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    Stacks.folder = tmp_path_factory.getbasetemp().resolve()
 
 
 def before_command(arguments: tuple[str, ...]) -> None:
     """Keep the logs that `deploy down` is about to remove because something failed."""
-    if Stacks.watch is not None and arguments[:1] == ("down",) and sys.exc_info()[0]:
-        Stacks.kept += tuple(_logs(Stacks.watch.folder))
+    if Stacks.folder is not None and arguments[:1] == ("down",) and sys.exc_info()[0]:
+        Stacks.kept += tuple(_logs(Stacks.folder))
+        Stacks.secrets |= _secrets(Stacks.folder)
 
 
 def pytest_runtest_logstart() -> None:
@@ -69,21 +71,21 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed and Stacks.watch is not None:
-        _explain(report, item.nodeid, Stacks.watch)
+    if report.failed and Stacks.folder is not None:
+        _explain(report, item.nodeid, Stacks.folder)
     return report
 
 
-def _explain(report: pytest.TestReport, nodeid: str, watch: Watch) -> None:
-    watch.look()
-    folder = results_folder() / "logs" / re.sub(r"[^\w.-]+", "-", nodeid)[:150]
+def _explain(report: pytest.TestReport, nodeid: str, homes: Path) -> None:
+    folder = LOGS / re.sub(r"[^\w.-]+", "-", nodeid)[:150]
+    Stacks.secrets |= _secrets(homes)
     plain = str(report.longrepr)
-    if watch.redacted(plain) != plain:
-        report.longrepr = watch.redacted(plain)
-    report.sections = [(title, watch.redacted(text)) for title, text in report.sections]
-    found = {(log.stack, log.service): log for log in (*Stacks.kept, *_logs(watch.folder))}
+    if redacted(plain) != plain:
+        report.longrepr = redacted(plain)
+    report.sections = [(title, redacted(text)) for title, text in report.sections]
+    found = {(log.stack, log.service): log for log in (*Stacks.kept, *_logs(homes))}
     for log in found.values():
-        lines = watch.redacted("\n".join(log.lines)).splitlines()
+        lines = redacted("\n".join(log.lines)).splitlines()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{log.stack}-{log.service}.log").write_text("\n".join(lines) + "\n")
         if log.condition != "ready":
@@ -91,6 +93,23 @@ def _explain(report: pytest.TestReport, nodeid: str, watch: Watch) -> None:
             # An engine's last lines are of the process that noticed, not of the one that failed.
             cause = f"first error: {first_error(lines) or 'none'}"
             _add_section(report, title, "\n".join((cause, *lines[-SHOWN:])))
+
+
+def redacted(text: str) -> str:
+    """Return a text without secrets: those of the stacks, and what has the form of one."""
+    redact = Redactor(tuple(Stacks.secrets))
+    # Line by line: it cuts the end off what is long, and whole logs are.
+    return "".join(_MADE.sub(MASK, redact(line)) for line in text.splitlines(keepends=True))
+
+
+def _secrets(homes: Path) -> set[str]:
+    found = set[str]()
+    for pattern in ("*/secrets/*", "*/stacks/*/secrets/*"):
+        for file in homes.glob(pattern):
+            with suppress(OSError):
+                text = file.read_text()
+                found |= {*text.split(), *secrets_in(text)}
+    return found
 
 
 def _add_section(report: pytest.TestReport, title: str, text: str) -> None:
@@ -133,18 +152,3 @@ def _ended(stack: StackHome) -> Iterator[Log]:
     for path in sorted(stack.logs_dir.glob("*.log")):
         if path.stat().st_mtime >= Stacks.began:
             yield Log(stack.root.name, path.stem, "ended", last_lines(path, KEPT))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput") and Stacks.watch is not None:
-        session.config.workeroutput["engines"] = list(Stacks.watch.engines.values())
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    Stacks.elsewhere += getattr(node, "workeroutput", {}).get("engines", ())
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    here = Stacks.watch.engines.values() if Stacks.watch else ()
-    terminalreporter.write_line(engine_starts((*Stacks.elsewhere, *here)))

@@ -1,4 +1,4 @@
-"""A failed test shows what its stack said last, alone and under xdist; one that passes, nothing."""
+"""A failed end-to-end test shows the last lines of its stack; one that passes shows nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.runtime.secrets import ensure_secrets
 from deploy.workflows.down import stop_stack
 from tests.e2e import conftest as e2e
-from tests.report import stacks
-from tests.report.stacks import Stacks, _logs_of
-from tests.report.watch import Watch
+from tests.e2e import stack_logs
+from tests.e2e.stack_logs import Stacks, _logs_of, redacted
 from tests.unit.workflows.conftest import opened
 
 SECRET = "api-key-of-a-client"
@@ -24,7 +24,7 @@ SECRET = "api-key-of-a-client"
 TESTS = """
 import os, shutil
 import pytest
-from tests.report.stacks import before_command, Stacks
+from tests.e2e.stack_logs import before_command, Stacks
 
 SECRET = "api-key-of-a-client"
 
@@ -36,10 +36,8 @@ def ended_stack(folder, name, lines=50, old=False):
     log = stack / "logs" / "producer-0.log"
     said = "".join(f"{name} said {n} {SECRET}\\n" for n in range(lines))
     log.write_text("ValueError: no room\\n" + said)
-    Stacks.watch.look()
     if old:
         os.utime(log, (1, 1))
-    shutil.rmtree(stack / "secrets")
     return stack
 
 def test_fails(tmp_path):
@@ -74,16 +72,16 @@ def test_passes(tmp_path):
     assert Stacks.kept == ()
 """
 CONFTEST = """
-from tests.report.stacks import (
-    pytest_runtest_logstart, pytest_runtest_makereport, pytest_sessionfinish,
-    pytest_terminal_summary, pytest_testnodedown, watched_stacks,
-)
+from pathlib import Path
+from tests.e2e import stack_logs
+from tests.e2e.stack_logs import homes, pytest_runtest_logstart, pytest_runtest_makereport
+stack_logs.LOGS = Path("logs").resolve()
 """
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a run of pytest told."""
+class Shown:
+    """What a run of pytest showed and kept."""
 
     code: int
     terminal: str
@@ -91,67 +89,55 @@ class Told:
     logs: dict[str, str]
 
 
-def run(folder: Path, repo: Path, *options: str) -> Told:
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> Shown:
+    folder = tmp_path_factory.mktemp("run")
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(TESTS)
-    results = folder / "results"
     done = subprocess.run(
-        (sys.executable, "-m", "pytest", "--junitxml=junit.xml", "--basetemp=temp", *options),
+        (sys.executable, "-m", "pytest", "--junitxml=junit.xml", "--basetemp=temp"),
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(repo), "PDKIT_TEST_RESULTS": str(results)},
+        env={**os.environ, "PYTHONPATH": str(repo)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    logs = {str(p.relative_to(results / "logs")): p.read_text() for p in results.rglob("*.log")}
-    return Told(done.returncode, done.stdout, (folder / "junit.xml").read_text(), logs)
-
-
-@pytest.fixture(scope="module", params=["-n0", "-n2"])
-def told(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, repo: Path
-) -> Told:
-    return run(tmp_path_factory.mktemp("run"), repo, request.param)
+    logs = folder / "logs"
+    kept = {str(path.relative_to(logs)): path.read_text() for path in logs.rglob("*.log")}
+    return Shown(done.returncode, done.stdout, (folder / "junit.xml").read_text(), kept)
 
 
 @pytest.mark.parametrize("stack", ["dead", "down", "late"])
-def test_the_last_lines_of_a_failed_stack_are_shown(told: Told, stack: str) -> None:
-    """They are told wherever the test failed, and after `down` has removed the log."""
-    assert told.code == 1
-    for text in (told.terminal, told.junit):
+def test_the_last_lines_of_a_failed_stack_are_shown(shown: Shown, stack: str) -> None:
+    """Wherever the test failed, and after `down` has removed the log."""
+    assert shown.code == 1
+    for text in (shown.terminal, shown.junit):
         assert f"producer-0 of the stack {stack} (ended)" in text
         assert "first error: ValueError: no room" in text
         assert f"{stack} said 49 ***" in text and f"{stack} said 10 ***" in text
         assert f"{stack} said 9 " not in text
 
 
-def test_reports_contain_no_secret(told: Told) -> None:
-    assert SECRET not in told.terminal.replace(f'SECRET = "{SECRET}"', "")
-    assert SECRET not in told.junit
-    assert "'***' == 'another'" in told.junit
+def test_reports_contain_no_secret(shown: Shown) -> None:
+    assert SECRET not in shown.terminal.replace(f'SECRET = "{SECRET}"', "")
+    assert SECRET not in shown.junit
+    assert "'***' == 'another'" in shown.junit
 
 
-def test_whole_logs_of_failed_stacks_are_kept(told: Told) -> None:
-    assert sorted(told.logs) == [
+def test_whole_logs_of_failed_stacks_are_kept(shown: Shown) -> None:
+    assert sorted(shown.logs) == [
         "test_it.py-test_fails/dead-producer-0.log",
         "test_it.py-test_set_up/down-producer-0.log",
         "test_it.py-test_tear_down/late-producer-0.log",
     ]
-    for log in told.logs.values():
+    for log in shown.logs.values():
         assert len(log.splitlines()) == 51 and SECRET not in log
 
 
-def test_other_stacks_are_left_out(told: Told) -> None:
+def test_other_stacks_are_left_out(shown: Shown) -> None:
     for stack in ("long-ago", "fine"):
-        assert f"{stack} said" not in told.terminal + told.junit
-
-
-def test_a_passed_test_has_no_log_section(tmp_path: Path, repo: Path) -> None:
-    told = run(tmp_path, repo, "-k", "passes")
-    assert told.code == 0
-    assert told.logs == {} and "its last lines" not in told.terminal + told.junit
-    assert "0 engine starts in 0 stacks" in told.terminal
+        assert f"{stack} said" not in shown.terminal + shown.junit
 
 
 def test_the_condition_of_each_service_is_shown(tmp_path: Path) -> None:
@@ -170,10 +156,10 @@ def test_the_condition_of_each_service_is_shown(tmp_path: Path) -> None:
 
 
 def test_end_to_end_tests_use_every_hook() -> None:
-    names = {name for name in vars(stacks) if name.startswith("pytest_")} | {"watched_stacks"}
-    assert len(names) == 6
+    names = {name for name in vars(stack_logs) if name.startswith("pytest_")} | {"homes"}
+    assert len(names) == 3
     assert {name: getattr(e2e, name, None) for name in names} == {
-        name: getattr(stacks, name) for name in names
+        name: getattr(stack_logs, name) for name in names
     }
 
 
@@ -181,7 +167,7 @@ def test_end_to_end_tests_use_every_hook() -> None:
 def test_logs_are_kept_before_a_failed_start_is_taken_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
-    monkeypatch.setattr(Stacks, "watch", Watch(tmp_path))
+    monkeypatch.setattr(Stacks, "folder", tmp_path)
     monkeypatch.setattr(Stacks, "kept", ())
     log = tmp_path / "home0" / "stacks" / "one" / "logs" / "producer-0.log"
     log.parent.mkdir(parents=True)
@@ -203,3 +189,23 @@ def test_logs_are_shown_with_a_broken_state_file(
         lab.up(lab.spec())
         lab.home.stack("pdkit").state_file.write_text("{")
         assert "producer-0" in {log.service for log in _logs_of(lab.home, "pdkit")}
+
+
+def test_a_long_log_keeps_its_last_lines() -> None:
+    said = "a line that is nothing special\n" * 5000
+    text = f"{said}redis://me:pass-word@host\nwhy it died\n"
+    assert redacted(text) == f"{said}redis://***@host\nwhy it died\n"
+
+
+def test_generated_secrets_are_recognized_by_their_form(tmp_path: Path) -> None:
+    made = ensure_secrets(tmp_path, ("a", "b"))
+    for secret in (made["a"].reveal(), made["b"].reveal()):
+        for text in (f"requirepass {secret}", repr(f"\n{secret}\n"), f"'{secret}'"):
+            assert secret not in redacted(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["0f" * 32, "test_" * 12, "a/LongPath/" * 9, "pdkit_connector.errors.StoreGone: x"]
+)
+def test_other_text_is_not_changed(text: str) -> None:
+    assert redacted(text) == text
