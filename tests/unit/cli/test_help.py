@@ -1,4 +1,4 @@
-"""What `--help` says, and how fast."""
+"""What `--help` says, and what the command line builds and starts for it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ COMMANDS = (
     "doctor", "init", "bench", "bench compare", "bench report", "bench sweep", "export",
     "export kubernetes", *IMAGES,
 )  # fmt: skip
-
-HEAVY = {"pydantic", "httpx", "yaml", "redis", "numpy", "torch", "psutil", "rich", "filelock",
-         "docker", "requests", "packaging", "configparser", "ssl"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -137,73 +134,6 @@ def test_help_is_shown_without_a_command(
 def test_version_is_printed(deploy: Callable[..., Ended], tmp_path: Path) -> None:
     ended = deploy("--version", cwd=tmp_path, home=tmp_path / "home")
     assert (ended.code, ended.stdout, ended.stderr) == (0, f"pdkit {__version__}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "allowed"),
-    [
-        (["--help"], set()),
-        (["up", "--help"], {"pydantic"}),  # typer's own, since 0.2x: it parses options by it
-        (["render", "--runtime", "process"], {"pydantic", "yaml"}),
-        (["plan", "--runtime", "process"], {"pydantic"}),
-        (["render"], {"pydantic", "yaml", "packaging"}),  # it compares versions of images
-        (["status"], {"pydantic", "psutil", "ssl"}),  # http.client has ssl
-    ],
-)
-def test_nothing_heavy_is_imported(arguments: list[str], allowed: set[str], tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "from deploy.cli.main import main\n"
-        f"assert main({arguments}) == 0\n"
-        "print(*sorted(sys.modules), file=sys.stderr)\n"
-    )
-    loaded = {name.split(".")[0] for name in told_by(program, tmp_path).split()}
-    assert "typer" in loaded
-    assert loaded & HEAVY <= allowed
-
-
-def test_no_garbage_collection_runs_while_planning(tmp_path: Path) -> None:
-    program = (
-        "import gc, sys\n"
-        "import deploy.cli\n"
-        "before = gc.get_stats()[0]['collections']\n"
-        "from deploy.cli.main import main\n"
-        "assert main(['plan', '--runtime', 'process']) == 0\n"
-        "print(gc.get_stats()[0]['collections'] - before, file=sys.stderr)\n"
-    )
-    assert told_by(program, tmp_path) == "0\n"
-
-
-# Sizes of the Python sources that a command imports, in those of `import typer`: 1.06, 2.4, 2.4 and
-# 2.5 are usual. Most of the processor time of these commands is importing; the time itself depends
-# on the machine, and on what else runs there.
-LIMITS = {"--help": 1.2, "plan": 2.6, "render": 2.6, "status": 2.75}
-
-
-@pytest.mark.parametrize("command", LIMITS)
-def test_commands_import_few_modules(command: str, tmp_path: Path) -> None:
-    assert sources_in_those_of_typer(command, tmp_path) < LIMITS[command]
-
-
-def test_one_more_import_fails_the_limit(tmp_path: Path) -> None:
-    """As if `deploy` imported httpx before it plans."""
-    assert sources_in_those_of_typer("plan", tmp_path, first="import httpx") > LIMITS["plan"]
-
-
-def sources_in_those_of_typer(command: str, folder: Path, *, first: str = "pass") -> float:
-    runs = f"from deploy.cli.main import main\n{first}\nassert main(['{command}']) == 0\n"
-    return sources_of(runs, folder) / sources_of("import typer\n", folder)
-
-
-def sources_of(program: str, folder: Path) -> int:
-    """Return the bytes of the sources of all modules that a program has imported at its end."""
-    measure = (
-        "import os, sys\n"
-        "specs = (getattr(one, '__spec__', None) for one in list(sys.modules.values()))\n"
-        "files = {spec.origin for spec in specs if spec and str(spec.origin).endswith('.py')}\n"
-        "print(sum(map(os.path.getsize, files)), file=sys.stderr)\n"
-    )
-    return int(told_by(program + measure, folder))
 
 
 def test_the_compose_plugin_is_asked_once(deploy: Callable[..., Ended], tmp_path: Path) -> None:
