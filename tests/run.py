@@ -220,7 +220,7 @@ def main(installed_s: str, *names: str) -> int:
         print(f"try: scripts/test PART, one of {', '.join(PARTS)}", file=sys.stderr)
         return 3
     full = "full" in names
-    groups = FULL if full else [[PARTS[name] for name in names]] if names else EVERY_CHANGE
+    groups = FULL if full else _chosen({*names}) if names else EVERY_CHANGE
     RESULTS.mkdir(exist_ok=True)
     shutil.rmtree(RESULTS / "logs", ignore_errors=True)
     run = Run(time.monotonic() - float(installed_s), full, files_of_now())
@@ -241,6 +241,15 @@ def main(installed_s: str, *names: str) -> int:
     last = f"error: {problem}; results: {RESULTS}" if problem else "all passed"
     print("\n".join((*summary(run, known), last)))
     return 1 if problem else 0
+
+
+def _chosen(names: set[str]) -> list[list[Part]]:
+    """Return the parts of these names in the groups that they have in a whole run."""
+    groups, left = [], set(names)
+    for group in (*EVERY_CHANGE, *FULL):
+        groups.append([PARTS[part.name] for part in group if part.name in left])
+        left -= {part.name for part in group}
+    return groups
 
 
 def files_of_now(root: Path = REPO) -> str:

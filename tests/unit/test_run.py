@@ -141,6 +141,12 @@ def test_parts_run_that_are_named(
     assert "no such part: dogs, quick" in capsys.readouterr().err
 
 
+def test_named_parts_keep_their_groups() -> None:
+    groups = run._chosen({"unit", "connector", "processes", "containers", "versions"})
+    names = [[found.name for found in group] for group in groups if group]
+    assert names == [["unit"], ["connector"], ["processes", "containers"], ["versions"]]
+
+
 def test_every_folder_and_file_of_tests_is_in_a_full_run() -> None:
     commands = " ".join(
         word for group in FULL for found in group for line in found.commands for word in line
