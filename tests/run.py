@@ -226,7 +226,9 @@ def main(installed_s: str, *names: str) -> int:
     run = Run(time.monotonic() - float(installed_s), full, files_of_now())
     known = parts_passed(run.files) if full else {}
     run.ended.append(Ended("install", 0, float(installed_s), 0))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Also what a shell starts in the background, and so without SIGINT, gets it from us.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         # Shared by the end-to-end parts: what takes long to look up of the engines.
         with TemporaryDirectory(prefix="pdkit-kept-") as kept:
