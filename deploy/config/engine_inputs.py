@@ -85,6 +85,13 @@ _HOSTS = RefusedSetting(
 _TLS = RefusedSetting("makes engines answer by HTTPS, and the router asks by HTTP")
 _LMCACHE = RefusedSetting("overrides LMCache's configuration, which the plan sets")
 _OFFLOADING = RefusedSetting("replaces the connector that the plan sets")
+_NEW_WEIGHTS = RefusedSetting(
+    "lets requests replace the weights of a running engine, and the KV of the old ones would "
+    "answer for the new",
+    "leave it out; deploy swap serves other weights; or use --topology 1a, whose engine shares no "
+    "KV",
+    if_shared=True,
+)
 _OWN_SCALES = RefusedSetting(
     "takes each engine's KV scales from its own first batch, and engines that share KV would "
     "misread each other's",
@@ -239,6 +246,7 @@ ARGUMENTS = _merged(
         """,
     ),
     _refused(_OWN_SCALES, "--calculate-kv-scales"),
+    _refused(_NEW_WEIGHTS, "--weight-transfer-config"),
     _unrelated(
         _LOGS,
         """
@@ -548,7 +556,6 @@ ARGUMENTS = _merged(
         --watchdog-config
         --watermark
         --watermark-config
-        --weight-transfer-config
         --worker-cls
         --worker-extension-cls
         -ac
@@ -750,10 +757,28 @@ VARIABLES = _merged(
         """,
     ),
     _unrelated(
+        "who asks a hub, and by which network: what it gives is known by its commit",
+        """
+        HF_TOKEN
+        HTTPS_PROXY
+        HTTP_PROXY
+        NO_PROXY
+        NCCL_DEBUG
+        NCCL_IB_HCA
+        NCCL_SOCKET_IFNAME
+        GLOO_SOCKET_IFNAME
+        https_proxy
+        http_proxy
+        no_proxy
+        """,
+    ),
+    _unrelated(
         _PATH,
         """
+        HF_HOME
         HF_HUB_CACHE
         HF_TOKEN_PATH
+        HUGGINGFACE_HUB_CACHE
         TORCHINDUCTOR_CACHE_DIR
         VLLM_ASSETS_CACHE
         VLLM_ASSETS_CACHE_MODEL_CLEAN

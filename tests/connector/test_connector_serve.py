@@ -9,12 +9,13 @@ import runpy
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from own_process import last_line, run_python
 from pdkit_connector import serve
 from pdkit_connector.errors import ConnectorError, FixFailed
+from pdkit_connector.identity.kv_identity import ROWS
 from pdkit_connector.identity.model_files import (
     DIGEST_VARIABLE,
     NAMED_VARIABLE,
@@ -313,3 +314,62 @@ def test_spawned_processes_import_vllm_and_not_the_server(monkeypatch, tmp_path)
     runpy.run_module("pdkit_connector.serve", run_name="__mp_main__")
     assert "vllm.config" in sys.modules
     assert gc.isenabled()
+
+
+COMMIT = "a" * 40
+
+
+class TestHeldToCommit:
+    """A branch of a hub moves, and whoever starts next would load other weights."""
+
+    @pytest.fixture
+    def hub(self, monkeypatch, tmp_path):
+        """Let a hub answer with a commit, or with an error."""
+        asked = []
+
+        def answer(what):
+            def model_info(_, model, *, revision, timeout):
+                asked.append((model, revision))
+                if isinstance(what, Exception):
+                    raise what
+                return SimpleNamespace(sha=what)
+
+            monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+            return asked
+
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        return answer
+
+    @pytest.mark.parametrize("given", [[], ["--revision", "v1"], ["--revision=v1"]])
+    def test_a_hubs_model_is_held_to_the_commit_of_now(self, hub, given):
+        asked = hub(COMMIT)
+        argv = ["--model", "acme/one", *given]
+        assert serve.held_to_commit(argv) == [*argv, "--revision", COMMIT]
+        assert asked == [("acme/one", "v1" if given else None)]
+
+    @pytest.mark.parametrize(
+        "argv", [["--model", "/models/one"], ["--model", "acme/one", "--revision", COMMIT], []]
+    )
+    def test_what_cannot_move_is_not_looked_up(self, hub, argv):
+        assert hub(COMMIT) == []
+        assert serve.held_to_commit(argv) == argv
+
+    def test_without_an_answer_it_is_the_cached_commit_which_vllm_loads(self, hub, tmp_path):
+        hub(OSError("no network"))
+        argv = ["--model", "acme/one"]
+        assert serve.held_to_commit(argv) == argv, "nothing is cached: vLLM says what is wrong"
+        refs = tmp_path / "models--acme--one" / "refs"
+        refs.mkdir(parents=True)
+        (refs / "main").write_text(COMMIT)
+        assert serve.held_to_commit(argv) == [*argv, "--revision", COMMIT]
+
+    def test_two_commits_of_one_branch_have_two_identities(self, hub, monkeypatch):
+        monkeypatch.delenv(DIGEST_VARIABLE, raising=False)
+        rows = []
+        for commit in (COMMIT, "b" * 40):
+            hub(commit)
+            _, revision = serve.held_to_commit(["--model", "acme/one"])[-2:]
+            model = SimpleNamespace(model="acme/one", revision=revision)
+            rows.append(ROWS["model"].take(SimpleNamespace(model_config=model)))
+        assert rows[0] != rows[1]

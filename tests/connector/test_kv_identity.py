@@ -114,7 +114,7 @@ def test_producers_and_consumers_have_the_same(tmp_path):
         "dtype": {"dtype": "float32"},
         "context": {"max_model_len": 1024},
         "overrides configuration": {"hf_overrides": {"rope_theta": 5.0}},
-        "kv_dtype": {"kv_cache_dtype": "fp8_e5m2"},
+        "kv_dtype kv_format": {"kv_cache_dtype": "fp8_e5m2"},
         "implementation": {"model_impl": "transformers"},
         "model": {"revision": "another"},
         "additional_config": {"additional_config": {"x": 1}},
@@ -125,6 +125,20 @@ def test_what_changes_kv_makes_another_name(tmp_path, row, given):
     one, other = rows(tmp_path / "m"), rows(tmp_path / "m", **given)
     assert {name for name in ROWS if one[name] != other[name]} == set(row.split())
     assert key_name(one) != key_name(other)
+
+
+@pytest.mark.parametrize(("kv_dtype", "counts"), [("fp8", True), ("auto", False)])
+def test_the_format_of_fp8_counts_where_kv_is_fp8(tmp_path, monkeypatch, kv_dtype, counts):
+    """An MI300X keeps FP8 numbers in another format than an MI350X."""
+    import torch
+    from vllm.platforms import current_platform
+
+    engine = config(tmp_path / "m", kv_cache_dtype=kv_dtype)
+    one = kv_rows(engine)
+    monkeypatch.setattr(type(current_platform), "fp8_dtype", lambda: torch.float8_e4m3fnuz)
+    other = kv_rows(engine)
+    assert (one["kv_format"] != other["kv_format"]) is counts
+    assert (key_name(one) != key_name(other)) is counts
 
 
 def test_another_release_makes_another_name(tmp_path, monkeypatch):

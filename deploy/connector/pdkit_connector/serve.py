@@ -12,6 +12,7 @@ import gc
 import itertools
 import json
 import os
+import re
 import runpy
 import sys
 import time
@@ -22,7 +23,14 @@ from pdkit_connector import fork_server
 from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.identity.kv_identity import take_rows_early
-from pdkit_connector.identity.model_files import difference_to_plan, take_digests
+from pdkit_connector.identity.model_files import (
+    cached_commit,
+    difference_to_plan,
+    is_offline,
+    named_model,
+    named_revision,
+    take_digests,
+)
 from pdkit_connector.identity.model_watch import ModelWatch
 from pdkit_connector.log import get_logger
 from pdkit_connector.log_files import bound_logs, leave_out_polls
@@ -36,6 +44,8 @@ _SERVER = "vllm.entrypoints.openai.api_server"
 _KV_TRANSFER = "--kv-transfer-config"
 # All by which vLLM may be told to load a connector, short forms and files included.
 _CONNECTOR_OPTIONS = ("--kv-t", "--kv-o", "--config")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_S = 10.0
 _POLL_S = 1e-4  # of steps that take some milliseconds
 MP_MODULE = "pdkit_connector.mp_connector"
 
@@ -45,6 +55,7 @@ def main() -> None:
     make_unguessable()
     try:
         take_numbers()
+        sys.argv[1:] = held_to_commit(sys.argv[1:])
         require_planned_model(sys.argv[1:])
         with without_garbage_collection():
             fork_cores_on_cpus()
@@ -58,6 +69,30 @@ def main() -> None:
     # This module stays the process's main one, which each process that vLLM spawns imports again:
     # that of the server would cost each of them seconds.
     runpy.run_module(_SERVER, run_name="__main__")
+
+
+def held_to_commit(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with the commit of a hub's model, where they name none.
+
+    A branch moves: an engine that starts later would load other weights, and KV of the earlier. The
+    commit is part of the engine's identity. Where the hub does not answer, it is the cached one,
+    which vLLM loads, too.
+    """
+    model, revision = named_model(argv), named_revision(argv)
+    known = not model or model.startswith("/") or _COMMIT.fullmatch(revision)
+    if known or is_offline(os.environ):
+        return [*argv]
+    from huggingface_hub import HfApi
+
+    try:
+        commit = HfApi().model_info(model, revision=revision or None, timeout=_HUB_S).sha
+    except Exception as exc:  # noqa: BLE001 - vLLM says better what is wrong with a model
+        commit = cached_commit(argv)
+        get_logger().warning(
+            "pdkit-connector the hub does not name the commit of %s (%s); cached: %s",
+            model, type(exc).__name__, commit or "none",
+        )  # fmt: skip
+    return [*argv, "--revision", commit] if commit else [*argv]
 
 
 def require_planned_model(argv: Sequence[str]) -> None:

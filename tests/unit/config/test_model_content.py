@@ -75,6 +75,7 @@ def folder(tmp_path: Path) -> Path:
         "modeling_mine.py": "x = 1",
         "code/layers.py": "y = 1",
         "small.bin": "weights",
+        "model.tensors": "weights that tensorizer loads",
     }.items():
         (made / name).write_text(text)
     write_sparse(made / SHARD, tensors=24, tensor_bytes=8 * MIB)
@@ -119,7 +120,8 @@ def test_times_paths_and_the_order_of_entries_do_not_count(
 @pytest.mark.parametrize(
     "name",
     ["README.md", "generation_config.json", "chat_template.jinja", "chat_template.json",
-     "trainer_state.json", ".cache/download.json", "original/params.json", "original/x.pth"],
+     "trainer_state.json", "training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt",
+     "rng_state_0.pth", ".cache/download.json", "original/params.json", "original/x.pth"],
 )  # fmt: skip
 def test_what_does_not_decide_kv_may_change(folder: Path, name: str) -> None:
     first = model_files(folder)

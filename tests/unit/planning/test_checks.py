@@ -164,6 +164,16 @@ class TestArguments:
         assert plan(engine={"args": args}).engines
 
 
+def test_weights_that_requests_replace_are_refused(plan: Callable[..., Plan]) -> None:
+    """The old weights' KV would answer for the new."""
+    engine = {"args": ["--weight-transfer-config", '{"backend": "nccl"}']}
+    with pytest.raises(ConfigError) as caught:
+        plan(topology="1p1d", engine=engine)
+    assert "--weight-transfer-config" in caught.value.message
+    assert "deploy swap" in caught.value.hint
+    plan(topology="1a", engine=engine)
+
+
 class TestScalesOfAnEnginesOwn:
     """Each engine would take its KV's scales from its own first batch, and misread others' KV."""
 

@@ -87,6 +87,14 @@ def connector_version() -> str:
     return made.hexdigest()[:16]
 
 
+def _fp8_format(config: Any) -> Any:
+    if not str(config.cache_config.cache_dtype).startswith("fp8"):
+        return None
+    from vllm.platforms import current_platform
+
+    return current_platform.fp8_dtype()
+
+
 def _parallel(config: Any) -> Any:
     one = config.parallel_config
     # Not how tokens are interleaved, which vLLM changes in workers only; it is refused anyway.
@@ -177,6 +185,11 @@ ROWS: Mapping[str, EngineRow] = {
             config.cache_config.cache_dtype,
             *(getattr(config.cache_config, "kv_cache_dtype_skip_layers", None) or ()),
         ],
+    ),
+    "kv_format": EngineRow(
+        "GPUs keep FP8 numbers in two formats, and each reads the other's as half or twice as much",
+        "`current_platform.fp8_dtype()`, if `cache_config.cache_dtype` is FP8",
+        _fp8_format,
     ),
     "kv_scales": EngineRow(
         "scales of FP8 KV that an engine takes from its own first requests",

@@ -29,15 +29,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 # In every format: which of them is loaded depends on vLLM's options.
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.tensors")
 # Every configuration and tokenizer, also those that a later vLLM reads. `*.py` is the model's own
 # code, which vLLM runs with --trust-remote-code.
 _SMALL = ("*.json", "*.py", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
 _IRRELEVANT = (
     "generation_config.json",  # defaults for sampling: KV does not depend on them
     "chat_template.json",  # turns messages into a prompt, whose tokens are in the keys
-    # What a training leaves.
-    "trainer_state.json", "*_results.json",
+    # What a training leaves, which vLLM does not load either.
+    "trainer_state.json", "*_results.json", "training_args.bin", "optimizer.bin", "optimizer.pt",
+    "scheduler.pt", "scaler.pt", "rng_state*.pth",
 )  # fmt: skip
 # Folders below the model's: of its own code only, as vLLM loads no weights from there.
 _DEPTH = 3
@@ -238,16 +239,37 @@ def model_folder(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -
     model = named_model(argv)
     if model.startswith("/") or not is_offline(environ):
         return Path(model)
-    given = {"--revision": "main", "--download-dir": str(_hub_cache(environ))}
+    folder, revision = _cached(argv, environ)
+    return folder / "snapshots" / (cached_commit(argv, environ) or revision)
+
+
+def named_revision(argv: Sequence[str]) -> str:
+    """Return the branch, tag or commit of the model in vLLM's arguments; "" if there is none."""
+    return _option(argv, "--revision")
+
+
+def cached_commit(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """Return the commit that the hub's cache has of the model's branch or tag; "" if none."""
+    folder, revision = _cached(argv, environ)
+    try:
+        return (folder / "refs" / revision).read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _cached(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Path, str]:
+    cache = Path(_option(argv, "--download-dir") or _hub_cache(environ))
+    return cache / f"models--{named_model(argv).replace('/', '--')}", named_revision(argv) or "main"
+
+
+def _option(argv: Sequence[str], name: str) -> str:
+    """Return the last value of an option, as vLLM takes it; "" if it is not given."""
+    found = ""
     for argument, following in itertools.pairwise((*argv, "")):
         option, equals, value = argument.partition("=")
-        if (option := option.replace("_", "-")) in given:
-            given[option] = value if equals else following
-    folder = Path(given["--download-dir"], f"models--{model.replace('/', '--')}")
-    commit = given["--revision"]
-    with contextlib.suppress(OSError):
-        commit = (folder / "refs" / commit).read_text("utf-8").strip()
-    return folder / "snapshots" / commit
+        if option.replace("_", "-") == name:
+            found = value if equals else following
+    return found
 
 
 def is_offline(environ: Mapping[str, str]) -> bool:

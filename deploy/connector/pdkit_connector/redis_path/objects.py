@@ -23,13 +23,16 @@ def object_layout() -> str:
     """Name what the bytes of an object depend on and its key does not say.
 
     They are an engine's blocks as they are. On CPUs vLLM lays them out by instruction set, and
-    neither vLLM nor LMCache is held to keep a layout from one release to the next.
+    neither vLLM nor LMCache is held to keep a layout from one release to the next. Beside GPUs, the
+    processor does not matter: hosts with others share KV.
     """
-    processor = (
-        platform.machine(),
-        f"avx512={torch.cpu._is_avx512_supported()}",
-        f"amx={torch.cpu._is_amx_tile_supported()}",
-    )
+    processor: tuple[str, ...] = ()
+    if torch.version.cuda is None and torch.version.hip is None:
+        processor = (
+            platform.machine(),
+            f"avx512={torch.cpu._is_avx512_supported()}",
+            f"amx={torch.cpu._is_amx_tile_supported()}",
+        )
     releases = f"vllm {installed_vllm()}", f"lmcache {installed_lmcache()}"
     return " ".join(("an object of LMCache's server", *releases, *processor))
 
