@@ -18,6 +18,7 @@ MOST = 4
 EXPIRES_S = 14 * 86400.0
 # A clock that was wrong for a while; what is from further in the future is not believed.
 _EARLY_S = 86400.0
+_FORMAT = 2  # in 1, an identity was the seed alone
 _TAG = re.compile(r"canary-[0-9a-f]{12}")
 _MOST_TOKENS = 1 << 20
 _MOST_IDENTITIES = 16
@@ -39,9 +40,9 @@ class Canary:
     Attributes:
         tag: marks its keys, where engines store tagged prompts.
         left_at: seconds since 1970.
-        identity: of the KV: the seed of its keys.
-        looked_under: other identities under which engines were asked since; they may have stored
-            its KV anew.
+        identity: of the KV: the seed of its keys, and the model's name in them.
+        looked_under: other identities under which engines were asked; they may have stored its KV
+            anew.
         model: the model's version.
         vllm, lmcache: versions; "" if unknown.
         producer: the engine that computed it.
@@ -61,6 +62,10 @@ class Canary:
     def is_expired(self, now: float) -> bool:
         """Tell whether it is too old to be kept, or from the future."""
         return not -_EARLY_S <= now - self.left_at <= EXPIRES_S
+
+    def may_be_loaded(self, identity: str) -> bool:
+        """Tell whether engines of this identity may have stored its KV."""
+        return identity in (self.identity, *self.looked_under)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is recorded of it."""
@@ -202,13 +207,12 @@ def judged(
     """
     age_s, (loaded, held) = present.age_s(canary), reused
     identity, tolerance = present.identity, present.tolerance
-    known = identity in (canary.identity, *canary.looked_under)
     if not (loaded or held):
         own = identity == canary.identity
         return Look(canary.tag, age_s, consumer, "evicted" if own else "other")
     result = compare(fresh, answer, tolerance=tolerance)
     outcome: Outcome = "same"
-    if loaded and not known:
+    if loaded and not canary.may_be_loaded(identity):
         outcome = "foreign"
     elif not result.matches:
         as_then = compare(canary.answer, fresh, tolerance=tolerance).matches
@@ -324,7 +328,7 @@ def from_record(raw: Any) -> tuple[list[Canary], int]:
     """
     if (
         not isinstance(raw, Mapping)
-        or raw.get("format") != 1
+        or raw.get("format") != _FORMAT
         or type(raw.get("canaries")) is not list
     ):
         raise ValueError("not a record of canaries")
@@ -340,4 +344,4 @@ def from_record(raw: Any) -> tuple[list[Canary], int]:
 
 def as_record(canaries: Sequence[Canary]) -> dict[str, Any]:
     """Return canaries as the record has them."""
-    return {"format": 1, "canaries": [one.as_dict() for one in canaries]}
+    return {"format": _FORMAT, "canaries": [one.as_dict() for one in canaries]}

@@ -191,8 +191,8 @@ class Check(TypedDict):
         store_path: null if LMCache's own client moves KV.
         others_requests: other clients' requests that engines finished meanwhile.
         prompts: empty without `--prompt-file`.
-        canaries: null if the engines share no KV, their keys could not be removed again, or the
-            check ran in a cluster.
+        canaries: null if the engines share no KV or do not all run the same, their keys could not
+            be removed again, or the check ran in a cluster.
         left_out: what was not checked, and why; a sentence each.
         failures: a sentence for each thing that is wrong.
         diagnosis: causes, the most likely first.

@@ -15,11 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.engine import CacheCounters
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import replace_private
 from deploy.runtime.own_files import read_json
+from deploy.runtime.whole_page import whole_page
 from deploy.verify.canaries import (
     Canary,
     CanaryFindings,
@@ -32,7 +34,7 @@ from deploy.verify.canaries import (
 )
 from deploy.verify.equivalence import Completion
 from deploy.workflows.check.probes import counting
-from deploy.workflows.check.session import BAD_REQUEST, Session
+from deploy.workflows.check.session import ANSWER_TIMEOUT_S, BAD_REQUEST, Session
 from deploy.workflows.guard import canary_of, mark
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
@@ -47,7 +49,7 @@ class Aviary:
 
     Attributes:
         file: their record.
-        identity: of the KV that engines store now: the seed of its keys.
+        identity: of the KV that engines store now.
         canaries: those that are kept; the next check looks at them.
         gone: those whose keys, if any are left, are to be removed.
     """
@@ -59,7 +61,7 @@ class Aviary:
 
     @classmethod
     def of(cls, running: RunningStack, file: Path, report: Report) -> Aviary | None:
-        """Return a stack's canaries; None if no engine here tells which KV it stores."""
+        """Return a stack's canaries; None if engines do not all store the same KV."""
         identity = identity_of(running)
         if not identity:
             return None
@@ -78,24 +80,45 @@ class Aviary:
         for number, canary in enumerate(self.canaries):
             first = (offset + number * each) % len(consumers)
             chosen = [*consumers[first:], *consumers[:first]][:each]
+            if not canary.may_be_loaded(self.identity):
+                # A consumer that stores, too, stores it anew, and the next one would load that.
+                chosen = chosen[:1]
             asked.append(Asked(canary, producers[(offset + number) % len(producers)], chosen))
+        known = len(asked)
+        if not self._note_looks():
+            asked = [one for one in asked if one.canary.may_be_loaded(self.identity)]
         looks = list(look_at(session, asked, self.identity))
         session.found.canaries = CanaryFindings(
-            len(asked), looks, tolerance=session.found.noise.tolerance
+            known, looks, tolerance=session.found.noise.tolerance
         )
-        for one in asked:
-            self._note(one.canary, [look for look in looks if look.tag == one.canary.tag])
+        for canary in list(self.canaries):
+            outcomes = {look.outcome for look in looks if look.tag == canary.tag}
+            # KV of another identity that is not found may be found again after a rollback. What is
+            # found all the same fails this check, and not each one from now on.
+            if outcomes == {"evicted"} or "foreign" in outcomes:
+                self.canaries.remove(canary)
+                self.gone.append(canary)
 
-    def _note(self, canary: Canary, looks: Sequence[Look]) -> None:
-        """Drop a canary without KV; one of another identity may be found again after a rollback."""
-        outcomes = {look.outcome for look in looks}
-        if outcomes == {"evicted"}:
-            self.canaries.remove(canary)
-            self.gone.append(canary)
-        elif "other" in outcomes and self.identity not in canary.looked_under:
-            # An engine that consumes and produces has stored it anew.
-            under = (*canary.looked_under, self.identity)
-            self.canaries[self.canaries.index(canary)] = replace(canary, looked_under=under)
+    def _note_looks(self) -> bool:
+        """Record that engines may store canaries anew, before they do: a check may be interrupted.
+
+        Returns:
+            Whether it is recorded.
+        """
+        noted = [
+            one
+            if one.may_be_loaded(self.identity)
+            else replace(one, looked_under=(*one.looked_under, self.identity))
+            for one in self.canaries
+        ]
+        if noted == self.canaries:
+            return True
+        try:
+            write_canaries(self.file, [*noted, *self.gone])
+        except OSError:
+            return False  # as when it is closed, which reports it
+        self.canaries = noted
+        return True
 
     def leave(self, session: Session, pairs: Sequence[tuple[str, str]]) -> None:
         """Have a producer compute a canary for later checks.
@@ -243,14 +266,27 @@ def write_canaries(file: Path, canaries: Sequence[Canary]) -> None:
 
 
 def identity_of(running: RunningStack) -> str:
-    """Return the seed that engines here really run with; "" if none tells.
+    """Return what names KV in the keys of all engines: a seed, and their name of the model.
 
-    Not the plan's, since a newer kit may plan another one for engines that still run.
+    The seed is the one that engines here really run with, not the plan's, since a newer kit may
+    plan another one for engines that still run.
+
+    Returns:
+        "" if no engine here has a seed, or if engines differ or do not answer.
     """
-    launcher = running.launcher
-    for engine in running.prepared.plan.engines:
-        record = running.state.services.get(engine.name)
-        seed = launcher.environment(record).get("PYTHONHASHSEED", "") if record else ""
-        if seed:
-            return seed
-    return ""
+    plan, launcher = running.prepared.plan, running.launcher
+    records = [running.state.services.get(engine.name) for engine in plan.engines]
+    seeds = [launcher.environment(one).get("PYTHONHASHSEED", "") for one in records if one]
+    seed = next(filter(None, seeds), "")
+    try:
+        names = {_key_name(running, engine.name) for engine in plan.all_engines if seed}
+    except ApiError:
+        return ""
+    return f"{seed} {names.pop()}".strip() if len(names) == 1 else ""
+
+
+def _key_name(running: RunningStack, engine: str) -> str:
+    """Return what an engine calls the model in keys; "" if it does not say."""
+    with running.api(running.stack.service(engine), timeout_s=ANSWER_TIMEOUT_S) as api:
+        report = ConnectorReport.read(whole_page(api.metrics))
+    return str(report.kv.get("key_name", ""))

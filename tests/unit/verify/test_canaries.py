@@ -182,14 +182,14 @@ class TestRecord:
         (found,), damaged = from_record(raw)
         assert (found.tag, damaged) == ("canary-ffffffffffff", 1)
 
-    @pytest.mark.parametrize("raw", [None, [], {}, {"format": 2, "canaries": []}, {"format": 1}, 3])
+    @pytest.mark.parametrize("raw", [None, [], {}, {"format": 1, "canaries": []}, {"format": 2}, 3])
     def test_what_is_no_record_is_refused(self, raw: Any) -> None:
         with pytest.raises(ValueError, match="not a record"):
             from_record(raw)
 
     @pytest.mark.parametrize("raw", [{}, None, 3, "x", [1]])
     def test_what_is_no_canary_is_left_out(self, raw: Any) -> None:
-        assert from_record({"format": 1, "canaries": [raw]}) == ([], 1)
+        assert from_record({"format": 2, "canaries": [raw]}) == ([], 1)
 
 
 def test_the_oldest_and_the_newest_are_kept() -> None:

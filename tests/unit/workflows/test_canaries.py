@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import stat
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -29,7 +31,9 @@ from deploy.workflows.check.canaries import Asked, Aviary, identity_of, look_at,
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
+from deploy.workflows.drain import DrainOptions
 from deploy.workflows.evidence import emptying_the_store
+from deploy.workflows.restart import restart_services
 from deploy.workflows.running import RunningStack, require_stack
 from tests.unit.workflows.conftest import SMALL, Lab, opened
 
@@ -196,17 +200,16 @@ def test_evicted_kv_is_no_failure(up: Lab) -> None:
     assert outcomes(report) == ["evicted", "evicted"]
 
 
-def test_kv_of_another_identity_is_no_failure_unless_it_is_loaded(up: Lab) -> None:
-    check(up)
-
+def of_another_identity(lab: Lab) -> None:
     def other(one: dict[str, Any]) -> None:
         one["identity"] = "17"
 
-    edited(up, other)
-    report = check(up)
-    assert outcomes(report) == ["foreign"], "its tokens are loaded all the same"
-    assert "another identity" in report.failures[0]
-    assert causes(report) == ["stale_kv"]
+    edited(lab, other)
+
+
+def test_kv_of_another_identity_that_is_not_found_is_no_failure(up: Lab) -> None:
+    check(up)
+    of_another_identity(up)
     store(up).flushall()
     report = check(up)
     assert report.passed, report.failures
@@ -215,6 +218,135 @@ def test_kv_of_another_identity_is_no_failure_unless_it_is_loaded(up: Lab) -> No
     kept = recorded_canaries(file_of(up), up.lines.append)
     assert kept[0].identity == "17", "a rollback may find it again"
     assert kept[0].looked_under == [identity_of(require_stack(up.home, "pdkit"))]
+
+
+def test_kv_of_another_identity_that_is_loaded_fails_one_check_and_is_removed(up: Lab) -> None:
+    check(up)
+    of_another_identity(up)
+    report = check(up)
+    assert outcomes(report) == ["foreign"], "its tokens are loaded all the same"
+    assert "another identity" in report.failures[0]
+    assert causes(report) == ["stale_kv"]
+    assert recorded_canaries(file_of(up), up.lines.append) == []
+    assert store(up).keys("*canary-*") == []
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == []
+
+
+def reporting(key_name: str) -> str:
+    facts = json.dumps(json.dumps({"key_name": key_name}))
+    return f"pdkit_kv_info{{facts={facts}}} 1"
+
+
+@pytest.fixture
+def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Start engines again with another name of the model in their keys, under the same seed."""
+
+    def again(lab: Lab, key_name: str, service: str | None = None) -> None:
+        monkeypatch.setenv("STAND_IN_REPORT", reporting(key_name))
+        options = DrainOptions(force=True)
+        restart_services(lab.home, "pdkit", service, lab.lines.append, options)
+
+    return again
+
+
+def test_engines_that_differ_in_their_own_rows_only_have_another_identity(
+    up: Lab, restart: Callable[..., None]
+) -> None:
+    restart(up, "kv-0a")
+    assert check(up).passed
+    (left,) = recorded_canaries(file_of(up), up.lines.append)
+    restart(up, "kv-0b", "consumer-0")
+    report = check(up)
+    assert not report.passed, "engines that differ find nothing of each other"
+    assert report.canaries is None, "and have no identity in common"
+    restart(up, "kv-0b")
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["other"]
+    assert recorded_canaries(file_of(up), up.lines.append)[0].tag == left.tag
+    assert len(store(up).keys(f"*{left.tag}*")) == CHUNKS
+    restart(up, "kv-0a")
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["same", "other"], "the first one is found again"
+
+
+@pytest.fixture
+def both(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """Two engines that load and store, asked one after the other for a canary they do not find."""
+    engine = {**SMALL["engine"], "args": ["--no-enable-prefix-caching"]}
+    lab.up(lab.spec(topology="2a+redis", engine=engine))
+    assert check(lab).passed
+    of_another_identity(lab)
+    store(lab).flushall()
+    counting, turn = canaries.counting, threading.Lock()
+
+    def in_turn(*args: Any, **options: Any) -> Any:
+        with turn:
+            return counting(*args, **options)
+
+    monkeypatch.setattr(canaries, "counting", in_turn)
+    yield lab
+    stop_stack(lab.home, "pdkit", lab.lines.append)
+
+
+def test_what_one_engine_stores_anew_for_another_is_no_kv_of_another_identity(both: Lab) -> None:
+    report = check(both)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["other"], "the first engine computes and stores it"
+    report = check(both)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["same"] * 4, "two engines look at two canaries"
+
+
+def test_what_an_interrupted_check_had_stored_anew_is_no_kv_of_another_identity(both: Lab) -> None:
+    look = canaries.look_at
+
+    def interrupted(*args: Any, **options: Any) -> Iterator[Any]:
+        yield from look(*args, **options)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(canaries, "look_at", interrupted)
+        check(both)
+    report = check(both)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["same", "same"]
+
+
+def test_where_nothing_can_be_recorded_nothing_is_stored_anew(
+    up: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(up)
+    check(up)
+    raw = json.loads(file_of(up).read_text())
+    raw["canaries"][0]["identity"] = "17"
+    file_of(up).write_text(json.dumps(raw))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(canaries, "replace_private", full)
+    report = check(up)
+    assert report.passed, report.failures
+    assert outcomes(report) == ["same"], "only the one of the present identity is asked for"
+    assert any("cannot be recorded" in line for line in up.lines)
+
+
+def test_an_interrupted_check_forgets_no_expired_canary_with_keys(up: Lab) -> None:
+    check(up)
+    check(up)
+    raw = json.loads(file_of(up).read_text())
+    raw["canaries"][0]["left_at"] -= 15 * DAY
+    raw["canaries"][1]["identity"] = "17"
+    file_of(up).write_text(json.dumps(raw))
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(canaries, "look_at", Mock(side_effect=KeyboardInterrupt))
+        check(up)
+    kept = [one.tag for one in recorded_canaries(file_of(up), up.lines.append)]
+    assert sorted(kept) == sorted(one["tag"] for one in raw["canaries"])
 
 
 def test_an_expired_canary_is_dropped_with_its_keys(up: Lab) -> None:

@@ -9,7 +9,8 @@ as `consumer:wrong-kv`. A fault at start-up is read from STAND_IN_DIES.
 A request of the user "gone" is one whose client leaves after its admission: as with vLLM its tokens
 are counted, and not that it finished.
 
-STAND_IN_REPORT is what it reports of the connector, NAMESPACE in it the one that it was given.
+STAND_IN_REPORT is what it reports of the connector, NAMESPACE in it the one that it was given. A
+`key_name` there is the model's name in its keys.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +39,8 @@ ALONE = {
     "extra_config": {"pdkit.url": "", "pdkit.namespace": ""},
 }
 REPORT = os.environ.get("STAND_IN_REPORT", 'pdkit_fix_info{fix="B17",state="applied"} 1')
+KEY_NAME = re.search(r"\bkv-[0-9a-f]+\b", REPORT)
+MODEL = KEY_NAME[0] if KEY_NAME else "model"
 
 
 class Engine:
@@ -158,7 +162,7 @@ class Engine:
         """Return the keys of the chunk that ends a prefix; a tag comes last, as on GPUs."""
         seed = os.environ["PYTHONHASHSEED"]
         digest = hashlib.sha256(f"{seed} {prefix}".encode()).hexdigest()
-        chunk, tags = f"{self.namespace}:model@{digest}@float32", f"@pdkit%{tag}" if tag else ""
+        chunk, tags = f"{self.namespace}:{MODEL}@{digest}@float32", f"@pdkit%{tag}" if tag else ""
         layers = [f"@{layer}" for layer in range(LAYERS)] if self.layerwise else [""]
         return [f"{chunk}{layer}{tags}" for layer in layers]
 
