@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deploy.metrics.kv_server import KvServerUse
     from deploy.workflows.catalog_images import ImageRow
     from deploy.workflows.down import DownResult
-    from deploy.workflows.patches import Patches
+    from deploy.workflows.fix_states import Fixes
     from deploy.workflows.running import RunningStack
     from deploy.workflows.saved_state import HistoryEntry
     from deploy.workflows.status import StackStatus
@@ -252,7 +252,7 @@ def images_view(rows: Sequence[ImageRow]) -> str:
     return "\n".join((table(heads, cells), "", "* the vendor's default", *notes))
 
 
-def patches_view(patches: Patches) -> str:
+def fixes_view(found: Fixes) -> str:
     """Return the fixes as a table, with warnings about them."""
     rows = [
         (
@@ -264,17 +264,17 @@ def patches_view(patches: Patches) -> str:
             row.title,
             row.link.removeprefix("https://github.com/"),
         )
-        for row in patches.fixes
+        for row in found.fixes
     ]
-    lmcache = f", LMCache {patches.lmcache}" if patches.lmcache else ""
-    if patches.not_for:
-        return f"{patches.where}: {patches.not_for}"
+    lmcache = f", LMCache {found.lmcache}" if found.lmcache else ""
+    if found.not_for:
+        return f"{found.where}: {found.not_for}"
     return "\n".join(
         (
-            f"{patches.where}{lmcache}",
+            f"{found.where}{lmcache}",
             "",
             table(("fix", "state", "bug", "upstream"), rows),
-            *(f"warning: {line}" for line in patches.warnings),
+            *(f"warning: {line}" for line in found.warnings),
         )
     )
 

@@ -189,7 +189,7 @@ def test_nothing_listens_on_a_port_but_its_metrics(kit: Deploy, up: Any) -> None
     assert services["kv-server"]["condition"] == "ready"
     assert socket.is_socket()
     assert socket.parent.stat().st_mode & 0o077 == 0, "other users may not enter"
-    assert kit.ok("patches", "--name", NAME)["not_for"]
+    assert kit.ok("fixes", "--name", NAME)["not_for"]
 
 
 def test_a_killed_server_costs_no_answer(

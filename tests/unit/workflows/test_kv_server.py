@@ -24,7 +24,7 @@ from deploy.workflows.check import CheckOptions, check_stack, renewal, run, seco
 from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import DrainOptions
-from deploy.workflows.patches import patches_of
+from deploy.workflows.fix_states import fixes_of
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
@@ -221,7 +221,7 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
         status_view(status),
     )
     assert not [line for line in status.warnings if "fix" in line]
-    assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
+    assert "LMCache's server" in fixes_of(shared.home, "pdkit", None).not_for
 
 
 def test_status_watch_shows_the_server(shared: Lab) -> None:
