@@ -176,13 +176,14 @@ def _prompts_line(status: StackStatus) -> list[str]:
 
 
 def _server_line(use: KvServerUse) -> str:
+    memory = f"LMCache's server: {told_size(use.used_bytes)} of {told_size(use.max_bytes)}"
+    if not use.asked_tokens:
+        return f"{memory}; no tokens were requested yet"
     here, redis = (
-        percent(tokens / use.asked_tokens) if use.asked_tokens else "nothing"
-        for tokens in (use.found_tokens, use.redis_tokens)
+        percent(tokens / use.asked_tokens) for tokens in (use.found_tokens, use.redis_tokens)
     )
     return (
-        f"LMCache's server: {told_size(use.used_bytes)} of {told_size(use.max_bytes)}; "
-        f"{here} of {use.asked_tokens:,} tokens that engines asked for were there, "
+        f"{memory}; engines requested {use.asked_tokens:,} tokens: {here} were in its memory, "
         f"{redis} came from Redis"
     )
 

@@ -200,7 +200,7 @@ class Plan:
 
     @property
     def shared_memory_peak_mib(self) -> int:
-        """The same while an engine restarts: the server holds what it had before for a minute."""
+        """Its peak: for a minute, the server also holds the old KV of an engine that restarts."""
         return self.shared_memory_mib * (len(self.engines) + 1) // len(self.engines)
 
     @property

@@ -385,8 +385,8 @@ def _engine(service: Service, engine: EnginePlan, plan: Plan, layout: ContainerL
         mounts.append(Mount(plan.model.ref, layout.model_ref(plan)))
     mounts += [_SHARED_MEMORY] if plan.kv_server else _tls_files(plan)
     return Container(
-        # By content where that is known: the tag may mean another image when this one is started
-        # again, and its KV another layout.
+        # The image's id if it is known. A tag may point to another image at the next start, and KV
+        # of that image may have another layout.
         image=layout.images.engine_id or layout.images.engine,
         user=layout.user,
         networks=(*((STORE_NETWORK,) if plan.redis and plan.uses_redis else ()), FRONT_NETWORK),
@@ -442,7 +442,8 @@ def uses_cdi(plan: Plan) -> bool:
     if plan.spec.gpu_access != "auto":
         return plan.spec.gpu_access == "cdi"
     access = plan.vendor.container
-    # Device nodes need nothing from Docker; only a driver that is missing speaks for the interface.
+    # Vendors without a container runtime get device nodes. The others need CDI only if Docker lacks
+    # their runtime.
     return (
         bool(access.driver)
         and access.driver not in plan.container_gpus

@@ -243,7 +243,7 @@ def _lacking(
         if one.numbered:
             named = (f"{one.name}-{number}" for number in range(one.replicas))
             yield from ((name, one) for name in named if name not in there)
-        else:  # its pods have names of chance
+        else:  # the names of its pods are random
             yield from ((f"{one.name}-?", one) for _ in range(counts[one.role], one.replicas))
 
 

@@ -21,9 +21,9 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
+from deploy.workflows.fix_states import stack_warnings
 from deploy.workflows.history import stack_history
 from deploy.workflows.model_files import model_changed
-from deploy.workflows.fix_states import stack_warnings
 from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import (
     RunningStack,

@@ -390,7 +390,7 @@ def too_many() -> Refused:
 
 
 def long_head() -> Refused:
-    """Return the refusal of a request whose head, or what is beside its body, is too long."""
+    """Return the error for a request whose headers, trailers or chunk extensions are too long."""
     return Refused(431, f"the head of the request is larger than {HEAD_BYTES} bytes")
 
 

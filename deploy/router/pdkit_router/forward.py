@@ -52,7 +52,7 @@ class NoEngine(Exception):
 
 @dataclass
 class Budget:
-    """How often requests may be tried again, so that all who do so make no failure worse."""
+    """Limits retries of all requests together, so that they do not make a failure worse."""
 
     size: float = 256.0
     a_second: float = 16.0
@@ -60,7 +60,7 @@ class Budget:
     at: float = 0.0
 
     def take(self) -> bool:
-        """Take one of what is left; False if nothing is."""
+        """Take one retry from the budget; False if none is left."""
         now = asyncio.get_running_loop().time()
         self.left = min(self.size, self.left + (now - self.at) * self.a_second)
         self.at = now
@@ -306,7 +306,7 @@ class Forwarder:
     async def _continue(self, lost: Engine, events: Events, todo: Work) -> None:
         """Have another engine go on with a stream, or end it with an error."""
         events.told.losses += 1
-        lost.busy -= 1  # by this stream, of which it has nothing left
+        lost.busy -= 1  # this stream no longer runs there
         try:
             await self._finish(lost, events, todo)
         finally:

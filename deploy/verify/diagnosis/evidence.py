@@ -187,7 +187,7 @@ class Evidence:
 
 
 def said_by(told: Mapping[str, object]) -> str:
-    """Return what services said, those together that said the same."""
+    """Join the answers of services into one line; services with equal answers share an entry."""
     by_value: dict[str, list[str]] = {}
     for name, value in told.items():
         by_value.setdefault(str(value), []).append(name)

@@ -31,7 +31,7 @@ def unreachable(evidence: Evidence) -> Diagnosis | None:
 
 
 def _started_again(evidence: Evidence) -> str:
-    """Return what starts LMCache's server that ended, or one that hangs, again."""
+    """Return the command that starts LMCache's server again; "" if the stack has none."""
     if evidence.server is None:
         return ""
     command = "up --resume" if evidence.store.restarted else f"restart {evidence.server.name}"

@@ -62,8 +62,9 @@ class Session:
         front: the service that clients talk to.
         at_once: answers that may be computed in one batch and then be compared. In bfloat16 a batch
             rounds differently, in float32 by too little to matter.
-        sent: requests that engines answered, by the router too.
-        sent_tokens: of the prompts that consumers were sent, by the router too, answered or not.
+        sent: requests that engines answered, directly or through the router.
+        sent_tokens: tokens of all prompts sent to consumers, directly or through the router, also
+            of those without an answer.
     """
 
     def __init__(self, running: RunningStack, keys: CheckKeys, report: Report) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -212,9 +213,11 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     assert status.kv_server.max_bytes == 2**30
     assert status.kv_server.used_bytes > 0, "chunks, in the stand-in"
     assert re.search(
-        r"of 1.0 GiB; [\d.]+ % of [\d,]+ tokens that engines asked for were there, [\d.]+ % came",
+        r"of 1.0 GiB; engines requested [\d,]+ tokens: [\d.]+ % were in its memory, [\d.]+ % came",
         status_view(status),
     )
+    fresh = replace(status, kv_server=replace(status.kv_server, asked_tokens=0))
+    assert "of 1.0 GiB; no tokens were requested yet" in status_view(fresh)
     assert re.search(
         r"prompts of all engines: [\d,]+ tokens; [\d.]+ % from their own caches, [\d.]+ % loaded, "
         r"[\d.]+ % computed",
