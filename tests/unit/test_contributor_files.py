@@ -151,3 +151,36 @@ def test_the_changelog_has_the_text_of_this_version() -> None:
     assert "### Added" in notes
     assert "## [" not in notes
     assert notes_of("9.9.9") == ""
+
+
+def without_a_row(rooms: str) -> list[str]:
+    """Return the folders with code that a text does not name, as `deploy/cli/`."""
+    git = ("git", "ls-files", "*.py", "*/Dockerfile", "scripts")
+    files = subprocess.run(git, cwd=REPO, capture_output=True, text=True, check=True).stdout
+    folders = {Path(file).parent for file in files.splitlines()} - {Path()}
+    named = {Path(name) for name in re.findall(r"`([\w/.]+)/`", rooms)}
+    named |= {
+        Path(room, part)
+        for line in rooms.splitlines()
+        for room in re.findall(r"^\| `([\w/.]+)/`", line)
+        for part in re.findall(r"`(\w+)/`", line.partition(" | ")[2])
+    }
+    inner = ("tests/unit", "tests/fixtures", "tests/gpu", "images", "tests/versions", "tests/hosts")
+    return sorted(
+        str(folder)
+        for folder in folders - named
+        if not any(Path(one) in folder.parents for one in inner)
+    )
+
+
+def test_every_folder_with_code_has_a_row_in_agents() -> None:
+    rooms = (REPO / "AGENTS.md").read_text(encoding="utf-8")
+    assert without_a_row(rooms) == []
+    assert "deploy/runtime/detect" in without_a_row(rooms.replace("runtime/detect", ""))
+
+
+def test_folders_that_agents_names_exist() -> None:
+    rooms = (REPO / "AGENTS.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `([\w/.]+)`", rooms, re.MULTILINE)
+    assert len(named) > 30
+    assert [path for path in named if not (REPO / path).exists()] == []
