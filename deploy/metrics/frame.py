@@ -10,7 +10,7 @@ from typing import Any
 from deploy.metrics.engine import CacheCounters, EngineCounts, EngineLoad, hits_as_dict
 from deploy.metrics.events import Event
 from deploy.metrics.following import StoreInterval
-from deploy.metrics.kv_server import tiers_of
+from deploy.metrics.lmcache_server import tiers_of
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView

@@ -17,7 +17,7 @@ from deploy.verify.store_path import StorePath
 from deploy.workflows.doctor import Examination
 
 if TYPE_CHECKING:
-    from deploy.metrics.kv_server import KvServerUse
+    from deploy.metrics.lmcache_server import LmcacheServerUse
     from deploy.workflows.catalog_images import ImageRow
     from deploy.workflows.down import DownResult
     from deploy.workflows.fix_states import Fixes
@@ -175,7 +175,7 @@ def _prompts_line(status: StackStatus) -> list[str]:
     ]
 
 
-def _server_line(use: KvServerUse) -> str:
+def _server_line(use: LmcacheServerUse) -> str:
     memory = f"LMCache's server: {told_size(use.used_bytes)} of {told_size(use.max_bytes)}"
     if not use.asked_tokens:
         return f"{memory}; no tokens were requested yet"

@@ -21,8 +21,8 @@ from deploy.planning.engines import (
 )
 from deploy.planning.gpus import allot, gpu_memory, gpu_need
 from deploy.planning.inventory import Gpu, Inventory
-from deploy.planning.kv_server import KvServerPlan, kv_server
 from deploy.planning.limits import TransferLimits, redis_limits
+from deploy.planning.lmcache_server import LmcacheServerPlan, kv_server
 from deploy.planning.memory import (
     MIB,
     bytes_per_token,
@@ -72,7 +72,7 @@ class Plan:
     grafana_port: int
     user_redis: bool
     redis: tuple[RedisPlan, ...]
-    kv_server: KvServerPlan | None
+    kv_server: LmcacheServerPlan | None
     engines: tuple[EnginePlan, ...]
     dtype: str
     block_size: int

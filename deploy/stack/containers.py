@@ -10,7 +10,7 @@ from deploy.assets import Kit, asset
 from deploy.config.vendors import Vendor
 from deploy.planning.engines import EnginePlan
 from deploy.planning.inventory import Gpu
-from deploy.planning.kv_server import KvServerPlan
+from deploy.planning.lmcache_server import LmcacheServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.layout import (
@@ -147,7 +147,7 @@ class ContainerLayout:
     def kv_server_env(self, plan: Plan) -> dict[str, str]:
         return {**self.temp_env, **_process_numbers(plan, 0)}
 
-    def kv_metrics(self, server: KvServerPlan) -> Endpoint:
+    def kv_metrics(self, server: LmcacheServerPlan) -> Endpoint:
         return _in_network(server.name, _KV_METRICS_PORT)
 
     def engine(self, engine: EnginePlan) -> Endpoint:

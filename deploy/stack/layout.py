@@ -8,7 +8,7 @@ from typing import Protocol
 
 from deploy.assets import Kit
 from deploy.planning.engines import EnginePlan
-from deploy.planning.kv_server import KvServerPlan
+from deploy.planning.lmcache_server import LmcacheServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.service import Service
@@ -130,7 +130,7 @@ class Layout(Protocol):
     def kv_server_env(self, plan: Plan) -> dict[str, str]:
         """Return the variables of LMCache's server that differ between processes and containers."""
 
-    def kv_metrics(self, server: KvServerPlan) -> Endpoint:
+    def kv_metrics(self, server: LmcacheServerPlan) -> Endpoint:
         """Return where LMCache's server shows Prometheus its metrics."""
 
     @property

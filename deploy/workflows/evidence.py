@@ -14,7 +14,7 @@ from deploy.config.compat import judge, options_on
 from deploy.config.engine_args import options
 from deploy.config.fields import IN_ENGINES
 from deploy.metrics.connector import ConnectorReport
-from deploy.metrics.kv_server import KvServerPressure
+from deploy.metrics.lmcache_server import LmcacheServerPressure
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.engine_api import ApiError, EngineApi
@@ -232,7 +232,7 @@ def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
         shm_engine_mib=plan.shared_memory_mib // len(plan.engines),
     )
     if {server.name} <= seen.pages_before.keys() & seen.pages_after.keys():
-        pressure = KvServerPressure.read(seen.page(server.name))
+        pressure = LmcacheServerPressure.read(seen.page(server.name))
         chunks = math.ceil(pressure.no_room / plan.limits.ranks)
         facts = replace(facts, no_room=chunks, evictions=pressure.evictions)
     url = running.stack.service(server.name).url

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.errors import PdkitError, StackUnhealthy, StateError
-from deploy.metrics.kv_server import KvServerUse
+from deploy.metrics.lmcache_server import LmcacheServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.address import host_port
@@ -179,12 +179,14 @@ def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
     return {} if page is None else {server.name: page}
 
 
-def kv_server_use(running: RunningStack, pages: Mapping[str, MetricsPage]) -> KvServerUse | None:
+def kv_server_use(
+    running: RunningStack, pages: Mapping[str, MetricsPage]
+) -> LmcacheServerUse | None:
     """Return how LMCache's server is used, by its page; None if there is none."""
     server = running.prepared.plan.kv_server
     if server is None or server.name not in pages:
         return None
-    return KvServerUse.read(pages[server.name], server.kv_mib * MIB)
+    return LmcacheServerUse.read(pages[server.name], server.kv_mib * MIB)
 
 
 def store_of(running: RunningStack) -> AbstractContextManager[Store]:

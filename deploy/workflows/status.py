@@ -10,7 +10,7 @@ from typing import Any
 from deploy import __version__
 from deploy.metrics.connector import SILENT_WORKERS
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.kv_server import KvServerUse
+from deploy.metrics.lmcache_server import LmcacheServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store_stats import StoreStats
@@ -93,7 +93,7 @@ class StackStatus:
     services: Sequence[ServiceStatus] = ()
     store: StoreStats | None = None
     user_redis: bool = False
-    kv_server: KvServerUse | None = None
+    kv_server: LmcacheServerUse | None = None
     history: Sequence[HistoryEntry] = ()
     events: Sequence[ServiceEvent] = ()
     warnings: Sequence[str] = ()

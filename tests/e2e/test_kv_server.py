@@ -378,7 +378,7 @@ def test_prometheus_sees_the_server_and_its_lack_of_room(
             return not empty() and any(loaded) and not not_on_page()
 
         assert eventually(done, every_s=2), (empty(), loaded, not_on_page())
-        firing = f'ALERTS{{stack="{NAME}",alertname="PdkitKvServerFull",alertstate="firing"}}'
+        firing = f'ALERTS{{stack="{NAME}",alertname="PdkitLmcacheServerFull",alertstate="firing"}}'
         assert eventually(lambda: found(prometheus, NAME, firing), every_s=1)
         assert found(prometheus, NAME, f'up{{stack="{NAME}",job="kv-server"}}') == [1]
     assert not not_on_page()

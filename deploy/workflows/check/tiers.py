@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.kv_server import looked_up_tokens, tiers_of
+from deploy.metrics.lmcache_server import looked_up_tokens, tiers_of
 from deploy.metrics.page import MetricsPage
 from deploy.verify.equivalence import Completion
 from deploy.verify.hits import Tiers
