@@ -54,7 +54,7 @@ class NamedSetting:
     name: str
 
     def called(self, origins: Mapping[str, str]) -> str:
-        """Return what the user called it: an option, a variable or the key of a file."""
+        """Return the setting as the user wrote it: an option, a variable or the key of a file."""
         origin = origins.get(self.name.partition(".")[0], "")
         if origin.startswith(("--", "PDKIT_")):
             return origin

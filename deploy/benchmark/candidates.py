@@ -76,7 +76,7 @@ def named(text: str, tp: int = 1) -> tuple[Candidate, ...]:
 
 
 def winning_spec(asked: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
-    """Return what a stack file needs for a candidate, from what was asked for."""
+    """Return the lines of a stack file for a candidate topology and the user's options."""
     split: dict[str, Any] = {"topology": str(candidate.topology)}
     if candidate.tp > 1:
         split["tp"] = candidate.tp

@@ -185,7 +185,7 @@ class PassSource:
         self._contents = random.Random()  # noqa: S311 - no secret
 
     def requests(self, wanted: int) -> int:
-        """Return how many requests a pass has where so many are wanted; a file ends earlier."""
+        """Return the number of requests of a pass: the wanted number, or fewer if the file ends."""
         if self._lines:
             return min(wanted, len(self._lines))
         turns = self._options.turns if self._options.name == "multi-turn" else 1

@@ -277,7 +277,7 @@ def chosen_by_noise(command: str, counted: str, within: float | None, count: int
 def workload_options(
     workload: str, input_tokens: str, output_tokens: str, **more: Any
 ) -> WorkloadOptions:
-    """Return what is sent; `more` are its other fields.
+    """Return the workload's options; `more` are its other fields.
 
     Raises:
         UsageError: there is no such workload, or a length is not N or N-M.

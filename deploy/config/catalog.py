@@ -148,7 +148,7 @@ _REFERENCE = (  # compiled when it is used
 
 
 def reference_problem(value: str) -> str:
-    """Return what is wrong with an image reference, or ''.
+    """Return the fault of an image reference, or ''.
 
     The form is [host[:port]/]path[:tag][@sha256:digest], with a path in lower case. Tag or digest
     is required, since a bare name is more often a mistyped profile than an image.
@@ -163,7 +163,7 @@ def reference_problem(value: str) -> str:
 
 
 def fetched(image: Image) -> str:
-    """Return what is pulled to have an image: itself or its base, by digest if that is known."""
+    """Return the reference to pull for an image: itself or its base, by digest if known."""
     name = image.base or "" if image.build else image.image
     return f"{name}@{image.digest}" if image.digest else name
 

@@ -50,7 +50,7 @@ class CacheCounters:
         return CacheCounters(*map(add, astuple(self), astuple(other)))
 
     def since(self, earlier: CacheCounters) -> CacheCounters:
-        """Return what was counted between an earlier reading and this one."""
+        """Return the difference from an earlier reading."""
         return CacheCounters(*map(sub, astuple(self), astuple(earlier)))
 
     @property

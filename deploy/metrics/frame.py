@@ -49,7 +49,7 @@ class EngineFrame:
         return _rate(self.counts.generation_tokens, self.seconds) if self.counts else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `status --watch --json` says of the engine."""
+        """Return the engine as `status --watch --json` shows it."""
         rates = {
             "seconds": round(self.seconds, 3),
             "prompt_tokens_s": _rounded(self.prompt_tokens_s),
@@ -74,7 +74,7 @@ class StoreFrame:
     evicted_keys: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `status --watch --json` says of Redis."""
+        """Return Redis as `status --watch --json` shows it."""
         interval = self.interval
         rates = interval and {
             "received_bytes_s": _rounded(interval.rate(interval.received_bytes)),
@@ -103,7 +103,7 @@ class RouterFrame:
         return _rate(self.counts.requests, self.seconds) if self.counts else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `status --watch --json` says of the router."""
+        """Return the router as `status --watch --json` shows it."""
         rates = {"seconds": round(self.seconds, 3), "requests_s": _rounded(self.requests_s)}
         return {
             "engines": asdict(self.view),
@@ -160,7 +160,7 @@ class Totals:
         return cls(cache, ends.answers, every.path, tiers)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `status --watch --json` says of all engines together."""
+        """Return all engines together as `status --watch --json` shows them."""
         return {
             **hits_as_dict(self.cache),
             "answers": self.answers,

@@ -53,7 +53,7 @@ class LmcacheServerPressure:
 
     @classmethod
     def read(cls, page: MetricsPage) -> LmcacheServerPressure:
-        """Return what a page tells, or a difference of two."""
+        """Read a page, or the difference of two."""
         no_room = page.count(_NO_ROOM, during="l1_store")
         return cls(no_room + page.count(_NO_ROOM_TO_LOAD, reason="l1_oom"), page.count(_EVICTIONS))
 
@@ -77,7 +77,7 @@ class LmcacheServerUse:
 
     @classmethod
     def read(cls, page: MetricsPage, max_bytes: int) -> LmcacheServerUse | None:
-        """Return what a page reports; None if it lacks the memory in use."""
+        """Read a page; None if it lacks the memory in use."""
         if page.total(_USED) is None:
             return None
         # Counters without a count yet are not on the page.

@@ -47,7 +47,7 @@ class MetricsPage:
         return int(total) if math.isfinite(total) else 0
 
     def since(self, earlier: MetricsPage) -> MetricsPage:
-        """Return what was counted after an earlier reading.
+        """Return the difference from an earlier reading.
 
         A counter that shrank was reset in between, so that it counts from its start.
         """

@@ -54,7 +54,7 @@ def _path_table(paths: Sequence[tuple[str, StorePath]]) -> str:
 
 
 def up_view(result: UpResult, total_s: float) -> str:
-    """Return how long the start took, and where the stack is reached."""
+    """Describe the start: how long it took, and the stack's URL."""
     plan = result.running.prepared.plan
     url = result.running.stack.url
     lines = [_served(result.running)]
@@ -161,7 +161,7 @@ def _store_line(status: StackStatus) -> str:
 
 
 def _prompts_line(status: StackStatus) -> list[str]:
-    """Return which tokens engines held, loaded and computed since each started; none at first."""
+    """Describe the prompts of all engines since their start; no line without any."""
     caches = [service.cache for service in status.services if service.cache]
     asked = sum(cache.prompt_tokens for cache in caches)
     if not asked:
@@ -209,7 +209,7 @@ def down_view(result: DownResult) -> str:
 
 
 def swap_view(result: SwapResult) -> str:
-    """Return what a swap or rollback changed."""
+    """Describe the result of a swap or rollback."""
     before, after = result.labels
     if result.check is None:
         return f"the stack '{result.name}' already runs on {after}; nothing was changed"

@@ -103,7 +103,7 @@ def break_even_tokens(speeds: Speeds) -> int | None:
 
 
 def needed_gb_s(speeds: Speeds, tokens: int) -> float | None:
-    """Return what the store has to deliver so that loading a prompt takes as long as computing it.
+    """Return the store's speed at which loading a prompt takes as long as computing it.
 
     For very long prompts that is `computed_gb_s`. None if the lookup alone takes as long, or there
     is no whole chunk to load.
@@ -114,7 +114,7 @@ def needed_gb_s(speeds: Speeds, tokens: int) -> float | None:
 
 
 def changes(speeds: Speeds, shards: int) -> list[Change]:
-    """Return what would move the break-even: estimates, not measurements."""
+    """Return changes that would move the break-even: estimates, not measurements."""
     return [
         Change(
             f"{2 * shards} shards instead of {shards}, if Redis is the limit",

@@ -42,7 +42,7 @@ class LmcacheServerPlan:
         return self.kv_mib + self.base_mib
 
     def tokens(self, kv_bytes_per_token: int) -> int:
-        """Return how many tokens of KV it holds before it drops the least recently used."""
+        """Return the tokens of KV that it holds before it evicts some."""
         return int(self.kv_mib * 2**20 * _USABLE) // kv_bytes_per_token
 
 

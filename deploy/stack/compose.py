@@ -179,7 +179,7 @@ def _memory(container: Container) -> dict[str, Any]:
 
 
 def _rights(container: Container, root: str) -> dict[str, Any]:
-    """Return what the container may do: nothing that it does not need."""
+    """Return the container's rights: only those that it needs."""
     devices = container.devices
     filtered = [f"seccomp={escaped(root)}/{devices.seccomp}"] if devices.seccomp else []
     return {

@@ -463,7 +463,7 @@ def call_filters(stack: Stack) -> dict[str, str]:
 
 
 def device_access(gpus: tuple[Gpu, ...], plan: Plan) -> DeviceAccess:
-    """Return how a container gets its GPUs; nothing if it has none."""
+    """Return the settings that give a container its GPUs; none without GPUs."""
     if not gpus:
         return DeviceAccess()
     vendor: Vendor = plan.vendor

@@ -150,7 +150,7 @@ def depends_on_context(plan: Plan) -> bool:
 def engine_env(
     engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str, seed: str
 ) -> dict[str, str]:
-    """Return what is set on top of the environment the engine is started from.
+    """Return the variables that are added to the environment of an engine.
 
     Each is in the identity of the KV, unless `deploy.config.engine_inputs` has a reason against it.
 

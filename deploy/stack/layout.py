@@ -135,7 +135,7 @@ class Layout(Protocol):
 
     @property
     def shared_memory(self) -> str:
-        """Return what the names of the stack's shared memory begin with."""
+        """Return the prefix of the names of the stack's shared memory."""
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         """Return where an engine listens."""
@@ -172,7 +172,7 @@ class Layout(Protocol):
         """Return the folder in which a Redis server works."""
 
     def model_ref(self, plan: Plan) -> str:
-        """Return what engines are given as the model: a folder, or an id of the hub."""
+        """Return the model as an argument of engines: a folder, or an id of the hub."""
 
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
         """Return the variables of an engine that differ between processes and containers."""

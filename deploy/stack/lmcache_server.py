@@ -135,7 +135,7 @@ def _limits(plan: Plan) -> TransferLimits:
 
 
 def transfer_config(plan: Plan, layout: Layout, namespace: str) -> dict[str, Any]:
-    """Return what vLLM's `--kv-transfer-config` says of the server."""
+    """Return the server's part of vLLM's `--kv-transfer-config`."""
     # Another host's engines load from Redis what this host's find in the server's memory.
     stored_in = "redis" if spans_hosts(plan.spec, plan.topology) else "memory"
     return {

@@ -139,7 +139,7 @@ class ProcessLayout:
 
 
 def _gpus_env(plan: Plan, devices: Sequence[int]) -> dict[str, str]:
-    """Return what gives a process its GPUs and no others."""
+    """Return the variables that give a process its GPUs and no others."""
     visible = plan.vendor.visible_devices
     given = {visible: ",".join(map(str, devices))} if visible else {}
     return {**plan.vendor.process_env, **given}

@@ -63,7 +63,7 @@ class Canary:
         return not -_EARLY_S <= now - self.left_at <= EXPIRES_S
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is recorded of it."""
+        """Return its entry in the record."""
         return {
             "tag": self.tag,
             "left_at": self.left_at,
@@ -194,7 +194,7 @@ def judged(
     answer: Completion,
     reused: tuple[int, int],
 ) -> Look:
-    """Return what a consumer's answer to a canary means.
+    """Judge a consumer's answer to a canary.
 
     Args:
         fresh: the answer of an engine that computed the prompt now.
@@ -237,7 +237,7 @@ class CanaryFindings:
         return [look for look in self.looks if look.loaded or look.held]
 
     def count(self, *outcomes: Outcome) -> int:
-        """Return how many canaries have one of these outcomes with every consumer that looked."""
+        """Count the canaries that have one of these outcomes with every consumer."""
         by_canary: dict[str, list[Look]] = {}
         for look in self.looks:
             by_canary.setdefault(look.tag, []).append(look)
@@ -273,8 +273,8 @@ class CanaryFindings:
                 "identity (model, version or settings)"
             )
         if look.outcome == "outdated":
-            return f"{away}; engines compute otherwise than then: KV of an older model or version"
-        return f"{away}; engines compute as they did then: the stored KV was damaged"
+            return f"{away}; engines now compute another answer: KV of an older model or version"
+        return f"{away}; engines still compute the same answer: the stored KV was damaged"
 
     @property
     def cause(self) -> str:

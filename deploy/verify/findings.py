@@ -221,7 +221,7 @@ def _misrouted(found: Findings) -> Iterator[Failure]:
 
 
 def _burst_failures(burst: Phase) -> Iterator[Failure]:
-    """Yield what is wrong of a burst: memory for staging may run short, so too few hits are not."""
+    """Yield failures of a burst. Too few hits are none: staging memory may run short."""
     if burst.failed:
         yield Failure(BURST, f"{burst.failed} of {burst.requests} requests at once failed")
     if burst.hits.hits > burst.hits.eligible and not burst.blurred:

@@ -162,7 +162,7 @@ def _job_there(kubectl: Kubectl, there: Sequence[Object]) -> Object:
 
 
 def _limit_s(kubectl: Kubectl, job: Object) -> int:
-    """Return how long the Job of an export may take."""
+    """Return the seconds that the Job of an export may take."""
     limit_s = job["spec"].get("activeDeadlineSeconds")
     if limit_s and main_container(job["spec"]["template"]["spec"], NAME).get("command"):
         return int(limit_s)
@@ -173,7 +173,7 @@ def _limit_s(kubectl: Kubectl, job: Object) -> int:
 
 
 def _repeats(command: Sequence[str]) -> int:
-    """Return how many runs a Job was given its time for."""
+    """Return the number of runs for which a Job has time."""
     found = (_REPEAT.fullmatch(word) for word in command)
     return next((int(one[1]) for one in found if one), 1)
 
@@ -198,7 +198,7 @@ class _Follower:
         self._told = ""
 
     def result(self, within_s: float) -> Object:
-        """Return what the Job's program said last."""
+        """Return the last lines of the Job's program."""
         deadline = time.monotonic() + within_s
         while True:
             left_s = deadline - time.monotonic()
@@ -288,7 +288,7 @@ class ClusterCheck:
 
 
 def said_by(line: str) -> Object | None:
-    """Return what a line of the log says to programs; None if it is for people."""
+    """Parse a line of the log that is for programs; None if it is for people."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

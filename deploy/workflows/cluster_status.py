@@ -94,7 +94,7 @@ def _absent(name: str, of: ClusterWorkload, kubectl: Kubectl) -> ServiceStatus:
 
 
 def _events(seen: Sequence[PodSeen]) -> Iterator[ServiceEvent]:
-    """Yield how the containers ended that ran before those of now."""
+    """Yield how earlier containers of a pod ended."""
     for pod in seen:
         if pod.last.get("finishedAt"):  # unknown where the node was lost
             why, code = pod.last.get("reason", "Error"), pod.last["exitCode"]
@@ -203,7 +203,7 @@ def _order(item: Object) -> tuple[int, int, str]:
 def _workloads(
     items: Sequence[Object], kubectl: Kubectl
 ) -> tuple[list[ClusterWorkload], list[str]]:
-    """Return what makes the stack's pods, and why that of the engines is unknown."""
+    """Return the workloads of the stack, and why those of engines are unknown."""
     found = [
         ClusterWorkload(
             _name(one),

@@ -56,7 +56,7 @@ class Readings:
         return self.store_after.grown(name, self.store_before)
 
     def page(self, service: str) -> MetricsPage:
-        """Return what a service counted in between."""
+        """Return a service's counts in between."""
         return self.pages_after[service].since(self.pages_before.get(service, MetricsPage()))
 
     @property
@@ -110,7 +110,7 @@ def tags_are_kept(running: RunningStack) -> bool:
 
 
 def store_use(seen: Readings, removed: int | None) -> StoreUse:
-    """Return how the check filled Redis, as far as it answered."""
+    """Return the use of Redis by the check, as far as Redis answered."""
     before, after = seen.store_before, seen.store_after
     last = after or before
     return StoreUse(
@@ -220,7 +220,7 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
 
 
 def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
-    """Return what is known of LMCache's server; little, where it does not answer."""
+    """Return the evidence on LMCache's server; little if it does not answer."""
     server = running.prepared.plan.kv_server
     if server is None:
         return None

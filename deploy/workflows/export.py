@@ -240,7 +240,7 @@ def _plan(spec: SettledSpec, home: Home, machine: Inventory) -> Plan:
     model = find_model(spec, home, spec.vendor)
     if model.source == "folder":
         raise ConfigError(
-            f"{model.ref} is a folder of this machine, which no pod has",
+            f"{model.ref} is a folder of this machine, which pods cannot see",
             setting="model",
             retry=({"--model": "OWNER/NAME"},),
         )

@@ -142,7 +142,7 @@ def stack_fixes(running: RunningStack, pages: Mapping[str, MetricsPage]) -> Fixe
 
 
 def stack_warnings(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
-    """Return what to know before trusting a stack's KV."""
+    """Return warnings about a stack's fixes."""
     found = _reported(running, pages, {})
     if all(row.answered for row in found.fixes):
         return found.warnings  # they name no fix, whose title would have to be looked up

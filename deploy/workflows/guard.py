@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def mark(tag: str) -> str:
-    """Return what the keys of a tag, or of all tags that begin with it, contain."""
+    """Return the text that keys of a tag contain, and of tags that begin with it."""
     return f"@{TAG}%{tag}"
 
 

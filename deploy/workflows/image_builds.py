@@ -98,7 +98,7 @@ def build_arguments(
 
 
 def name_here(name: str, digest: str | None) -> str:
-    """Return how an image is named here: by its digest, else by its tag; "" if by neither.
+    """Return the name of an image here: its digest, or its tag; "" if it has neither.
 
     The tag does not count if it was pulled from the same repository by another digest. An image
     from a file, or tagged from a mirror's, has no digest of that repository.

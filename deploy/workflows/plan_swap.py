@@ -120,7 +120,7 @@ class PlanSwap:
             try:
                 wait_until_idle(self._running, engine, self._report, _DRAIN_S)
             except StackUnhealthy as exc:
-                self._report(f"warning: {exc.message}; it is stopped all the same")
+                self._report(f"warning: {exc.message}; it is stopped anyway")
 
     def _put_back(self, cause: BaseException) -> PdkitError:
         """Start the old plan again, and return the error that says what happened."""

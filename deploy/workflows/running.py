@@ -62,7 +62,7 @@ class RunningStack:
         return service_is_ready(service, self.launcher, password, within_s=within_s)
 
     def hint_on(self, service: Service) -> str:
-        """Return how to find out why a service does not answer."""
+        """Return the command that shows why a service does not answer."""
         if service in self.stack.remote:
             return f"deploy status on the host of {service.url}"
         return f"deploy logs {service.name} --name {self.stack.name}; deploy down; deploy up"
@@ -98,7 +98,7 @@ class RunningStack:
 
 
 def launcher_for(runtime: str, name: str, files: StackHome) -> Launcher:
-    """Return what starts and finds the services of a stack on its runtime."""
+    """Return the launcher of a stack's runtime."""
     if runtime == "compose":
         from deploy.runtime.compose.launcher import ComposeLauncher
 
@@ -182,7 +182,7 @@ def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
 def kv_server_use(
     running: RunningStack, pages: Mapping[str, MetricsPage]
 ) -> LmcacheServerUse | None:
-    """Return how LMCache's server is used, by its page; None if there is none."""
+    """Return the use of LMCache's server; None if the stack has none."""
     server = running.prepared.plan.kv_server
     if server is None or server.name not in pages:
         return None

@@ -108,7 +108,7 @@ class Survey:
 
 
 def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
-    """Return what this machine has for a stack. Images may be missing: `with_images` gets them.
+    """Survey this machine for a stack. Images may be missing: `with_images` gets them.
 
     Raises:
         ConfigError: versions that do not belong together, or an image that cannot be.

@@ -115,7 +115,7 @@ def _best_rate(runs: Sequence[Result]) -> Estimate | None:
 
 
 def verdict(results: Sequence[Result]) -> ReportVerdict:
-    """Return what these runs show together; only like runs have a verdict."""
+    """Return the verdict of runs with equal settings."""
     unlike = {one.field for other in results[1:] for one in differences(results[0], other)}
     shares = {one.rate_search.required_share for one in results if one.rate_search}
     if len(shares) > 1:

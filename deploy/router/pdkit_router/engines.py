@@ -177,7 +177,7 @@ class Group:
         return sum(engine.serves for engine in self.all)
 
     def beginning(self, prompt: Any) -> Sequence[bytes]:  # noqa: ARG002
-        """Return what `choose` takes of a prompt: nothing."""
+        """Return an empty key: this choice ignores the prompt."""
         return ()
 
     def choose(

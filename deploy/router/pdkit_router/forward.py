@@ -356,7 +356,7 @@ class Forwarder:
         return ""
 
     async def _settled(self, lost: Engine, told: Transcript) -> int | None:
-        """Return how many tokens make up the text that the client has; None if it is no number.
+        """Return the number of tokens in the text that the client has; None if unknown.
 
         An engine holds text back while a character, or what may be a stop string, is not complete.
         """

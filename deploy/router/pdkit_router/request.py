@@ -164,7 +164,7 @@ class Work:
 def work(
     request: Request, *, others: bool, beginning: Callable[[Any], Sequence[bytes]] = lambda _: ()
 ) -> Work:
-    """Return what engines are sent; the request keeps no copy of its body.
+    """Return the body for engines; the request keeps no copy of it.
 
     Args:
         others: more than one engine can answer, so that a stream may outlive the first.

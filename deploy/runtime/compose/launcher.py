@@ -222,7 +222,7 @@ class ComposeLauncher:
         end_containers(found, grace_s)
 
     def marked(self) -> int:
-        """Return how many containers carry this stack's mark."""
+        """Count the containers with this stack's mark."""
         return len(self._containers())
 
     def stop_marked(

@@ -182,7 +182,7 @@ class Evidence:
         return {kind for kinds in self.calls_failed().values() for kind in kinds}
 
     def restart_hint(self) -> str:
-        """Return what starts every engine as it was planned."""
+        """Return the commands that start every engine as planned."""
         return f"deploy down --name {self.stack}; deploy up --name {self.stack}"
 
 

@@ -207,7 +207,7 @@ def _first_failed(evidence: Evidence) -> str:
 
 
 def _words(evidence: Evidence, kinds: set[str]) -> str:
-    """Return which engines got these errors, how often, and one message of Redis."""
+    """Describe these errors: the engines, how often, and one message of Redis."""
     failed = evidence.calls_failed()
     told = {name: {k: n for k, n in found.items() if k in kinds} for name, found in failed.items()}
     said = next((e.said for e in evidence.engines if e.said and told.get(e.name)), "")

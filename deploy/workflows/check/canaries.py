@@ -223,7 +223,7 @@ def recorded_canaries(file: Path, report: Report) -> list[Canary]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as exc:
-        report(f"warning: the record of canaries is damaged and starts anew: {file} ({exc})")
+        report(f"warning: the record of canaries is damaged and was started again: {file} ({exc})")
         return []
     if damaged:
         report(f"warning: {damaged} canaries of {file} are damaged and left out")

@@ -45,7 +45,7 @@ class CheckKeys:
         return f"{self.run}-{self._names}-"
 
     def count(self, store: Store, tag: str) -> int | None:
-        """Return how many keys have a tag; None if unknown."""
+        """Count the keys with a tag; None if unknown."""
         return store.count_marked(mark(tag)) if tag else None
 
     def remove(self, store: Store) -> int | None:

@@ -219,7 +219,7 @@ def _checked(
 
 
 def _unplanned(pages: Mapping[str, MetricsPage], name: str) -> Iterator[str]:
-    """Yield what all engines run otherwise than planned; where only some do, the check fails."""
+    """Yield differences from the plan that all engines share; others fail the check."""
     for one in rows_apart({name: ConnectorReport.read(page).kv for name, page in pages.items()}):
         if one.alike:
             yield (

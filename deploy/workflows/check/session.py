@@ -159,7 +159,7 @@ class Session:
         return self._timeouts[whom] >= (_ROUTER_TIMEOUTS if whom == self.front else 1)
 
     def each(self, ask: Callable[..., _Answer], *asked: Iterable[Any]) -> Iterator[_Answer]:
-        """Yield what `ask` returns, as `map` does; `at_once` calls run at a time."""
+        """Yield results of `ask` as `map` does, with `at_once` calls at a time."""
         if self.at_once == 1:
             yield from map(ask, *asked)
             return
@@ -201,7 +201,7 @@ class Session:
         return keys
 
     def keys_stored(self) -> int | None:
-        """Return how many keys Redis has; None if unknown."""
+        """Count the keys of Redis; None if unknown."""
         stats = self.store.stats()
         return stats.keys if stats else None
 
@@ -256,11 +256,11 @@ class Session:
             time.sleep(_POLL_S)
 
     def finished(self, names: Iterable[str]) -> int:
-        """Return how many requests engines have finished since their start."""
+        """Return the requests that engines have finished since their start."""
         return sum(self._apis[name].finished_requests() for name in names)
 
     def reading(self) -> CheckReading:
-        """Return what engines have counted so far, and what they were sent."""
+        """Return the engines' counts so far, and the requests sent to them."""
         # Requests first: what has finished by then is among the tokens.
         finished = self.finished(self.engines)
         tokens = sum(map(self.cache_counters, self.consumers), CacheCounters())

@@ -153,7 +153,7 @@ def _with_run(sweep: Sweep, run: SweepRun, result: Result | None) -> Sweep:
 
 
 def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> BenchOptions:
-    """Return how a run is loaded; its search begins close to where the runs before ended.
+    """Return the load of a run; its search begins near the result of earlier runs.
 
     All have the same seed, and so the same lengths and arrivals. What a round would not make more
     certain is measured in the first one only.

@@ -78,7 +78,7 @@ def test_a_check_passes_and_names_what_it_left_out(shared: Lab) -> None:
         assert (pair.tiers.asked, pair.tiers.local, pair.tiers.redis) == (pair.hits.queries, 0, 0)
     hits, asked = report.total.hits, report.total.queries
     assert (
-        f"The pairs' prompts: {asked} tokens, of which consumers had {hits} from LMCache's server, "
+        f"The pairs' prompts: {asked} tokens; consumers had {hits} from LMCache's server "
         f"and computed {asked - hits}"
     ) in check_view(report)
     assert report.path is not None, "by the server's page"

@@ -296,7 +296,7 @@ class TestRequestsInFlight:
                 up.faults.unlink()
 
         swapped(up, report)
-        wanted = "warning: consumer-0 still has 1 requests after 0.5 s; it is stopped all the same"
+        wanted = "warning: consumer-0 still has 1 requests after 0.5 s; it is stopped anyway"
         assert wanted in told
         assert asked.result(20) in (200, 503)
         assert serves(up, "cuda")
