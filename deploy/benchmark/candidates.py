@@ -38,7 +38,7 @@ class Candidate:
 
 
 def feasible(units: int, *, has_gpus: bool) -> tuple[Candidate, ...]:
-    """Return every split of the engines that so many GPUs make, and the aggregated baselines.
+    """Return every split of the engines that fit on the GPUs, and the aggregated baselines.
 
     Engines on processors have one rank each.
     """

@@ -134,13 +134,13 @@ class Turn:
     output_tokens: int
 
     def after(self, said: tuple[int, ...]) -> Prompt:
-        """Return the whole prompt: tokens follow `said`, a text stands for itself."""
+        """Return the whole prompt: tokens are appended to `said`, a text is used unchanged."""
         return (*said, *self.added) if isinstance(self.added, tuple) else self.added
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Requests that follow one another; mostly a single one.
+    """Requests that follow each other; mostly a single one.
 
     Attributes:
         first_request: the number of its first request in the pass.

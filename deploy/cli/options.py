@@ -256,7 +256,7 @@ def require_fitting(
     """Refuse options that are only for a cluster, or only for this machine.
 
     Args:
-        needs: option → what was given for it, of those that need --kubernetes.
+        needs: option → its value, for options that need --kubernetes.
         refuses: those that do not go with it.
     """
     given = [option for option, value in (refuses if kubernetes else needs).items() if value]

@@ -25,7 +25,7 @@ class Image:
         name: in the catalogue; "" of an image that the user names.
         base: image that it is built from.
         digest: what the tag of the base stands for, or of the image if it is pulled; or None.
-        digest_source: document that states the digest, or why there is none.
+        digest_source: document that states the digest, or the reason why it is missing.
         pinned: day on which its versions were chosen; None of a user's image.
         build: build context, a folder below the project's root; None if the image is pulled.
         size_gib: unpacked size; None if unknown.

@@ -53,7 +53,7 @@ class PairVerdict:
     Attributes:
         rule: id of the entry that decided; '' if none applies.
         pair: the versions, for messages.
-        good: an image of the vendor whose pair works; None if there is none.
+        good: an image of the vendor whose pair works; None without one.
         other: another connector, with which this pair works; '' if none does.
     """
 

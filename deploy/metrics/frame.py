@@ -25,7 +25,7 @@ class EngineFrame:
     """An engine at a moment.
 
     Attributes:
-        load, counts: now, and since the last frame; None if nothing is known of it.
+        load, counts: now, and since the last frame; None if unknown.
         seconds: what `counts` are of.
         watched: since the watch began.
     """

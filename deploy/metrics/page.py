@@ -33,7 +33,7 @@ class MetricsPage:
     samples: tuple[Sample, ...] = ()
 
     def named(self, name: str) -> list[Sample]:
-        """Return the samples of a name, whatever their labels."""
+        """Return the samples of a name, with any labels."""
         return [sample for sample in self.samples if sample.name == name]
 
     def total(self, name: str, **labels: str) -> float | None:

@@ -297,7 +297,7 @@ def _history(entries: Sequence[HistoryEntry]) -> str:
 
 
 def doctor_view(found: Examination) -> str:
-    """Return the findings by area, with why and fix of those that are not ok, and a verdict."""
+    """Show the findings by area, with reason and fix where one is not ok, and a verdict."""
     shape = f" ({found.topology})" if found.topology else ""
     lines = [f"stack '{found.name}'{shape} on {found.vendor}, runtime {found.runtime}", ""]
     width = max((len(one.id) for one in found.findings), default=0)

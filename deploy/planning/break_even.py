@@ -31,7 +31,7 @@ class Speeds:
         return self.prefill_tokens_s * self.token_bytes / 1e9
 
     def compute_s(self, tokens: int) -> float:
-        """Return the seconds that prefill of so many tokens takes."""
+        """Return the seconds that prefill of `tokens` takes."""
         return tokens / self.prefill_tokens_s
 
     def load_s(self, tokens: int) -> float:

@@ -102,7 +102,7 @@ def _memory_bytes(field: str) -> int:
 
 
 def require_memory(needed_mib: int, *, engines: int, hint: Callable[[int], str]) -> None:
-    """Check that the machine can hold the stack; `hint` says how to save so many MiB.
+    """Check that the machine can hold the stack; `hint` says how to save the missing MiB.
 
     Raises:
         NotEnoughMemory: naming what is needed and what is there.

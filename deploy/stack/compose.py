@@ -60,7 +60,7 @@ def compose_document(stack: Stack, *, root: str, secrets_dir: str, stop_s: float
 
 
 def secrets_used(stack: Stack) -> tuple[str, ...]:
-    """Return the names of the secrets that containers get as files of their own."""
+    """Return the names of the secrets that containers get as separate files."""
     names = {
         n for service in stack.services if service.container for n in service.container.secrets
     }
@@ -154,7 +154,7 @@ def _mounted(mount: Mount, container: Container) -> dict[str, Any]:
 
 
 def _memory_name(container: Container) -> str:
-    """Name shared memory by its size: Docker does not change a volume that is there."""
+    """Name shared memory by its size: Docker does not change an existing volume."""
     return f"shm-{container.shm_mib}m"
 
 

@@ -124,7 +124,7 @@ class ContainerLayout:
     monitoring_dir = MONITORING
     connector_dir = CONNECTOR
     router_dir = ROUTER
-    versions = (None, None)  # the image's content stands for them
+    versions = (None, None)  # the image's content includes them
 
     @property
     def software_identity(self) -> str:

@@ -178,4 +178,4 @@ class Layout(Protocol):
         """Return the variables of an engine that differ between processes and containers."""
 
     def placed(self, service: Service, plan: Plan) -> Service:
-        """Return a service with what it gets as a container; as it is, if it is a process."""
+        """Return a service with its container's settings; unchanged, if it is a process."""

@@ -222,7 +222,7 @@ class CanaryFindings:
 
     Attributes:
         known: canaries that were recorded when the check began.
-        left: the check left one of its own.
+        left: the check stored a canary.
         tolerance: the largest difference of log-probabilities that passes.
     """
 
@@ -317,7 +317,7 @@ def kept(canaries: Sequence[Canary]) -> tuple[list[Canary], list[Canary]]:
 
 
 def from_record(raw: Any) -> tuple[list[Canary], int]:
-    """Return the canaries of a record, and how many of its entries are none.
+    """Return the canaries of a record, and the number of its damaged entries.
 
     Raises:
         ValueError: it is no record.

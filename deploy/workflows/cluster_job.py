@@ -79,7 +79,7 @@ def check_by_job(
     container = main_container(job["spec"]["template"]["spec"], NAME)
     limit_s = once_s // _repeats(container["command"]) * options.repeat
     job["spec"]["activeDeadlineSeconds"] = limit_s
-    # What it was told the last time is left out.
+    # The settings of its last run are left out.
     own = [word for word in container["command"] if not word.startswith("--")]
     container["command"] = [*own, "--json", *job_arguments(options, there)]
     report(f"the Job {NAME} runs in {kubectl.place}, for at most {limit_s} s")
@@ -221,7 +221,7 @@ class _Follower:
             time.sleep(_EVERY_S)
 
     def _end(self, left_s: float) -> Object | PdkitError | None:
-        """Return the result, or why there is none; None as long as it may still come."""
+        """Return the result, or the reason why it is missing; None while it may still come."""
         items = self._kubectl.objects("get", "jobs,pods", OF_CHECK)["items"]
         job = next((one for one in items if one["kind"] == "Job"), None)
         pods = [PodSeen.read(one) for one in items if one["kind"] == "Pod"]

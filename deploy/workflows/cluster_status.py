@@ -336,7 +336,7 @@ class ClusterWatch(Watch):
             began,
             up=True,
             what=in_a_line(look.topology, look.model, look.url),
-            shares_kv=False,  # nothing is said of Redis
+            shares_kv=False,  # the page does not mention Redis
             services={one.name: one for one in services},
             complaints=tuple(new),
         )

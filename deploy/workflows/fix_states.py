@@ -106,7 +106,7 @@ class Fixes:
         lmcache: its version there; "" if unknown.
         tested: the kit's tests ran the fixes with that version.
         silent: engines that answer and report no fix.
-        not_for: why there are none; "" if there are.
+        not_for: the reason why there are no fixes; "" if there are some.
     """
 
     where: str

@@ -46,7 +46,7 @@ def build(
 
 
 def _base(image: EngineImage | ServiceImage, report: Report) -> str:
-    """Return the catalogue's base, as it is named here or can be fetched."""
+    """Return the catalogue's base, by the name that works here."""
     base = image.base or ""
     if here := name_here(base, image.digest):
         return here

@@ -75,7 +75,7 @@ class StackStatus:
         url: the address for clients.
         store: what Redis reports; None if it does not answer.
         user_redis: Redis is the user's own.
-        kv_server: what LMCache's server reports; None if there is none, or no answer.
+        kv_server: the report of LMCache's server; None without a server or an answer.
         history: earlier plans, the newest first.
         events: what died, came back, was restarted or drained, the oldest first.
         warnings: what to know before trusting the KV.
@@ -205,7 +205,7 @@ def _of_engines(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list
 
 
 def _uncounted(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
-    """Return warnings about engines of this host; each host tells of its own."""
+    """Return warnings about engines of this host only."""
     return [
         f"{name}: {silent:.0f} of its workers did not report, so its counters may be old; if this "
         f"persists: deploy restart {name} --name {running.stack.name}"
@@ -284,7 +284,7 @@ def _url(service: Service) -> str:
 
 
 def page_counters(page: MetricsPage) -> tuple[CacheCounters | None, StorePath | None]:
-    """Return an engine's counters, and those of whoever uses Redis."""
+    """Return the counters of an engine, and of each service that uses Redis."""
     try:
         cache = CacheCounters.read(page)
     except LookupError:

@@ -181,7 +181,7 @@ def _see_docker(
 
 
 def _machine(spec: StackSpec, vendor: str, there: Inventory, policy: Policy) -> Inventory:
-    """Return the machine, with assumed GPUs in the place of those that it lacks.
+    """Return the machine, with assumed GPUs where it lacks some.
 
     Raises:
         ConfigError: the spec contradicts itself.

@@ -29,7 +29,7 @@ from deploy.workflows.user_files import require_user_files
 
 @dataclass(frozen=True)
 class SwapTo:
-    """What to change; None stays as it is.
+    """The changes of a swap; None changes nothing.
 
     Attributes:
         image: of the engines; with another vendor, None is that vendor's own.

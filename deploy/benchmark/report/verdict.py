@@ -29,7 +29,7 @@ class Capacity:
 
     Attributes:
         rate: requests per second of all GPUs together.
-        size: GPUs, or engines where there are none.
+        size: number of GPUs, or of engines on CPUs.
     """
 
     result: Result
@@ -91,7 +91,7 @@ def capacity(runs: Sequence[Result], *, searched: bool) -> Capacity | None:
 
 
 def _searched_rate(runs: Sequence[Result]) -> Estimate | None:
-    """Return the median of the searches; of too few, with the ends of their own intervals."""
+    """Return the median of the searches; with too few, the interval spans their own intervals."""
     searches = [one.rate_search for one in runs if one.rate_search]
     rate = median_of([one.highest_rate or 0.0 for one in searches])
     if rate.low is not None:

@@ -356,7 +356,7 @@ class ClientConnection(asyncio.Protocol):
         self.refuse(Refused(408, "the request did not arrive in time"))
 
     def refuse(self, refused: Refused) -> None:
-        """Answer, and read no further: whoever is refused in the middle may still be sending."""
+        """Answer, and read no further: a client that is refused early may still be sending."""
         self._closing, self.keeps = True, False
         if self._task is not None:
             return

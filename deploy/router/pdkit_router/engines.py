@@ -31,7 +31,7 @@ _WARM_UP_S, _WARM_UP_TRIES = 20.0, 3
 State = Literal["up", "silent", "down"]
 _BLOCK_BYTES = 256
 _BLOCKS = 256  # of a prompt; the rest does not matter for where it goes
-_KNOWN = 2**17  # blocks that are remembered, of whatever prompts
+_KNOWN = 2**17  # blocks that are remembered, of all prompts together
 # An engine may have this many requests more than the idlest one before others get its prompts.
 _AHEAD = 8
 

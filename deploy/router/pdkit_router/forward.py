@@ -1,4 +1,4 @@
-"""Prefill on a producer, then decode on a consumer; on others where one of them is lost.
+"""Prefill on a producer, then decode on a consumer; on another one if an engine is lost.
 
 Without producers, consumers stand for aggregated engines: each does both.
 """
@@ -335,7 +335,7 @@ class Forwarder:
             events.answer.piece(told.failure(why))
 
     async def _rest(self, lost: Engine, events: Events, todo: Work) -> str:
-        """Pass the rest of a stream on; return why there is none, "" if there is."""
+        """Pass the rest of a stream on; return the reason if there is no rest, else ""."""
         async with asyncio.timeout(self.answer_s) as limit:
             todo.limit = limit
             if not events.told.again():

@@ -15,7 +15,7 @@ FIELDS = ("index", "uuid", "name", "memory.total", "compute_cap", "mig.mode.curr
 _OPTIONAL = FIELDS[4:]
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
 _NONE = "No devices were found"
-# What stands for the memory of a GPU that has none of its own, such as GB10's.
+# Shown for the memory of a GPU that shares the host's, such as GB10's.
 _SHARED = ("[N/A]", "N/A", "[Not Supported]", "Not Supported")
 
 

@@ -37,7 +37,7 @@ from deploy.workflows.guard import canary_of, mark
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
 
-# Of a check, canaries times consumers: so many consumers that not each sees each are rare.
+# Of a check, canaries times consumers; it seldom happens that not each consumer sees each canary.
 _MOST_LOOKS = 16
 
 

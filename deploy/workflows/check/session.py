@@ -239,7 +239,7 @@ class Session:
         return self._apis[self.producers[0]].tokenize(self._model, text, special=True)
 
     def caches_prefixes(self, name: str) -> bool:
-        """Tell whether an engine has a prefix cache of its own."""
+        """Tell whether an engine has its own prefix cache."""
         return caches_prefixes(self._apis[name].metrics())
 
     def cache_counters(self, name: str) -> CacheCounters:

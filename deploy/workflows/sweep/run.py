@@ -210,7 +210,7 @@ def left_seconds(sweep: Sweep, pass_s: float) -> float:
 
 
 def write_best(folder: Path, sweep: Sweep, asked: Mapping[str, Any]) -> Path | None:
-    """Write the stack file of the topology to run; None if there is none."""
+    """Write the stack file of the topology to run; None if no topology is left."""
     if sweep.verdict is None or sweep.verdict.winner is None:
         return None
     file = folder / BEST_FILE
