@@ -178,8 +178,8 @@ def restored_facts(stored: Mapping[str, Any]) -> Facts:
         found = Containers(**{**software, "images": ContainerImages(**software["images"])})
     inventory = inventory_from(stored["inventory"])
     vllm, lmcache = stored["versions"]
-    if not all(isinstance(version, str | None) for version in (vllm, lmcache)):
-        raise TypeError("versions: not text")
+    if not all(isinstance(one, (str, type(None))) for one in (vllm, lmcache)):
+        raise TypeError("machine.versions: not text")
     return Facts(inventory, stored["vendor"], stored["runtime"], found, (vllm, lmcache))
 
 

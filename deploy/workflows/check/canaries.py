@@ -33,7 +33,7 @@ from deploy.verify.canaries import (
 from deploy.verify.equivalence import Completion
 from deploy.workflows.check.probes import counting
 from deploy.workflows.check.session import BAD_REQUEST, Session
-from deploy.workflows.guard import canary_of, mark
+from deploy.workflows.key_cleanup import canary_of, mark
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
 
@@ -142,7 +142,7 @@ def leave(session: Session, producer: str, identity: str) -> Canary | None:
     if room < chunk:
         return None
     prompt = session.fresh(min(2 * chunk + chunk // 4, room))
-    name = canary_of(session.keys.run)  # so that the guard finds it
+    name = canary_of(session.keys.run)  # so that the clean-up finds it
     answer = session.ask(producer, prompt, tag=name if session.keys.tagged else "")
     if answer.cached_tokens:
         return None

@@ -1,4 +1,4 @@
-"""Cleans up after a check that was killed: `python -m deploy.workflows.guard`.
+"""Cleans up after a check that was killed: `python -m deploy.workflows.key_cleanup`.
 
 Every check starts it and waits for its end, so it imports little until there is work.
 
