@@ -8,7 +8,7 @@ stable code for scripts, and an exit code. Only the CLI boundary turns them into
     ├── UsageError              2  a flag, an environment variable, deploy.yaml, or stored state
     │   ├── ConfigError            an invalid value, or one that contradicts another
     │   └── StateError             a state file that is broken or contradicts the request
-    │       └── ModelChanged       the model's files are not those that the stack serves
+    │       └── ModelChanged       the model's files have changed since the stack loaded them
     ├── MachineError            3  something this machine lacks
     │   ├── MissingTool            no redis-server, engine Python or package
     │   ├── PortTaken              a port of the stack is in use by something else
@@ -54,7 +54,7 @@ class NamedSetting:
     name: str
 
     def called(self, origins: Mapping[str, str]) -> str:
-        """Return what the user called it: an option, a variable or the key of a file."""
+        """Return the setting as the user wrote it: an option, a variable or the key of a file."""
         origin = origins.get(self.name.partition(".")[0], "")
         if origin.startswith(("--", "PDKIT_")):
             return origin

@@ -89,7 +89,7 @@ _TROUBLE = Panel(
 OVERVIEW = Board(
     "pdkit-overview", "pdkit: overview",
     (
-        Panel("Alerts that fire",
+        Panel("Firing alerts",
               {"alerts": 'count(ALERTS{{of},alertstate="firing"}) or vector(0)'}, number=True),
         Panel("Services that answer", {"up": f"sum({_of('up')})", "of": f"count({_of('up')})"},
               number=True),
@@ -155,7 +155,7 @@ KV = Board(
                   _rate("pdkit_store_replaced_total"))}, "ops"),
         Panel("Chunks lost: not stored",
               {"{{service}}": _chunks("store", '!="stored"')}, "ops"),
-        Panel("Answers that left before their KV was stored",
+        Panel("Answers sent before their KV was stored",
               {"{{service}}": "sum by (service) ({})".format(
                   _rate("pdkit_store_barrier_waits_total", result='!="stored"'))}, "ops"),
         Panel("An answer's wait for its stores, mean",
@@ -168,7 +168,7 @@ KV = Board(
 
 
 def _by_shard(expression: str) -> dict[str, str]:
-    """Return the lines of what every engine reports alike."""
+    """Return one line for values that all engines report equally."""
     return {"shard {{shard}}": f"max by (shard) ({expression})"}
 
 

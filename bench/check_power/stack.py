@@ -19,7 +19,7 @@ from deploy.workflows.check import CheckOptions, check_stack
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.probes import check_pair, lengths, measure_noise
 from deploy.workflows.check.session import Session
-from deploy.workflows.guard import mark
+from deploy.workflows.key_cleanup import mark
 from deploy.workflows.running import RunningStack, require_stack
 
 _STORED_S, _POLL_S = 20.0, 0.005

@@ -38,7 +38,7 @@ class Candidate:
 
 
 def feasible(units: int, *, has_gpus: bool) -> tuple[Candidate, ...]:
-    """Return every split of the engines that so many GPUs make, and the aggregated baselines.
+    """Return every split of the engines that fit on the GPUs, and the aggregated baselines.
 
     Engines on processors have one rank each.
     """
@@ -76,7 +76,7 @@ def named(text: str, tp: int = 1) -> tuple[Candidate, ...]:
 
 
 def winning_spec(asked: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
-    """Return what a stack file needs for a candidate, from what was asked for."""
+    """Return the lines of a stack file for a candidate topology and the user's options."""
     split: dict[str, Any] = {"topology": str(candidate.topology)}
     if candidate.tp > 1:
         split["tp"] = candidate.tp

@@ -68,7 +68,7 @@ class MetricRow:
         return self.ratio.difference
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `bench compare --json` says of the metric."""
+        """Return the metric as `bench compare --json` shows it."""
         return {
             "metric": self.metric.name,
             "unit": self.metric.unit,

@@ -42,7 +42,7 @@ class ComparedTopology:
         return {1: "better", -1: "worse"}.get(shown(self.ratio), "no significant difference")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `bench compare --json` says of the topology."""
+        """Return the topology as `bench compare --json` shows it."""
         return {
             "topology": self.topology,
             "first": self.first.as_dict(),

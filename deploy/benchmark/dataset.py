@@ -73,7 +73,7 @@ def read_lines(options: WorkloadOptions, context: int) -> tuple[list[Line], list
 
 
 def left_out(file: Path | None, numbers: Sequence[int]) -> str:
-    """Return which lines of a file were skipped, in words."""
+    """Name the lines of a file that were skipped."""
     shown = ", ".join(map(str, numbers[:_NUMBERED]))
     more = f" and {len(numbers) - _NUMBERED} more" if len(numbers) > _NUMBERED else ""
     lines = "1 line" if len(numbers) == 1 else f"{len(numbers)} lines"

@@ -59,7 +59,7 @@ class StackFacts(StrictModel):
 
     @property
     def unit(self) -> str:
-        """What numbers of stacks are divided by: GPUs, or engines where there are none."""
+        """The unit that numbers of stacks are divided by: GPUs, or engines on CPUs."""
         return "GPU" if self.gpus else "engine"
 
     @property

@@ -47,7 +47,7 @@ class OwnCost:
 
 
 def own_cost(result: Result) -> OwnCost:
-    """Return what the kit cost in a run."""
+    """Return the kit's own cost in a run."""
     repeats = result.repeats
     answers = sum(one.completed for one in repeats)
     paths = [one.redis_path for one in repeats if one.redis_path]
@@ -68,7 +68,7 @@ def own_cost(result: Result) -> OwnCost:
 
 
 def measured_once(runs: Sequence[Result]) -> dict[str, Any]:
-    """Return what a run measures once, as fields of a result.
+    """Return the fields of a result that a run measures once.
 
     Of costs these are the medians of the runs, of one user's requests the first run's.
     """

@@ -152,7 +152,7 @@ class RateFinder:
 
 
 def _chance_to_hold(count: int, seen: float, share: float) -> float:
-    """Return how probably `share` of so many requests keep the SLO, if each does so as was seen."""
+    """Return the probability that `share` of the requests keep the SLO, at the observed rate."""
     if seen in {0.0, 1.0}:
         return seen
     return sum(

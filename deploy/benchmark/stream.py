@@ -25,7 +25,7 @@ class BadStatus(Exception):
 async def post(
     url: str, path: str, headers: Mapping[str, str], body: bytes
 ) -> AsyncIterator[tuple[bytes, float]]:
-    """Send a request on a connection of its own, and yield each event and when it was read.
+    """Send a request on a new connection, and yield each event and when it was read.
 
     Raises:
         BadStatus: the answer is not 200.

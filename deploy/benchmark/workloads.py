@@ -134,13 +134,13 @@ class Turn:
     output_tokens: int
 
     def after(self, said: tuple[int, ...]) -> Prompt:
-        """Return the whole prompt: tokens follow `said`, a text stands for itself."""
+        """Return the whole prompt: tokens are appended to `said`, a text is used unchanged."""
         return (*said, *self.added) if isinstance(self.added, tuple) else self.added
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Requests that follow one another; mostly a single one.
+    """Requests that follow each other; mostly a single one.
 
     Attributes:
         first_request: the number of its first request in the pass.
@@ -185,7 +185,7 @@ class PassSource:
         self._contents = random.Random()  # noqa: S311 - no secret
 
     def requests(self, wanted: int) -> int:
-        """Return how many requests a pass has where so many are wanted; a file ends earlier."""
+        """Return the number of requests of a pass: the wanted number, or fewer if the file ends."""
         if self._lines:
             return min(wanted, len(self._lines))
         turns = self._options.turns if self._options.name == "multi-turn" else 1

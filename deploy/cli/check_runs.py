@@ -30,7 +30,7 @@ def shown_of(reports: Sequence[CheckReport]) -> CheckReport:
 
 
 def summary(reports: Sequence[CheckReport]) -> tuple[dict[str, Any], str]:
-    """Return what `deploy check` prints of all runs, for programs and for people."""
+    """Return the result of all runs as JSON and as text."""
     shown = shown_of(reports)
     data, text = shown.as_dict(), check_view(shown)
     if len(reports) == 1:

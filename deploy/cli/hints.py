@@ -14,7 +14,7 @@ _PLANNING = ("up", "plan", "render", "doctor", "export kubernetes", "bench sweep
 
 
 def not_a_number(exc: Any, arguments: Sequence[str]) -> str:
-    """Return what is wrong with an option of typer's that takes a whole number; "" for others.
+    """Return the error for an option that needs a whole number; "" for other errors.
 
     Typer's own words differ by its release, and only some show the value.
     """

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import typer
 
-from deploy.cli.commands import app_for
+from deploy.cli.commands import app_for, without_alias
 from deploy.cli.hints import fitted_hint, not_a_number
 from deploy.cli.printing import drop, print_error, print_text
 from deploy.cli.result import INTERNAL_ERROR, CommandResult
@@ -30,7 +30,7 @@ atexit.register(gc.freeze)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `deploy` command and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = without_alias(sys.argv[1:] if argv is None else argv)
     form = _form(arguments)
     words = [word for word in arguments if not word.startswith("-")]
     command = " ".join(words[: 2 if tuple(words[:2]) in _GROUPED or words[:1] == ["images"] else 1])

@@ -256,7 +256,7 @@ def require_fitting(
     """Refuse options that are only for a cluster, or only for this machine.
 
     Args:
-        needs: option → what was given for it, of those that need --kubernetes.
+        needs: option → its value, for options that need --kubernetes.
         refuses: those that do not go with it.
     """
     given = [option for option, value in (refuses if kubernetes else needs).items() if value]
@@ -277,7 +277,7 @@ def chosen_by_noise(command: str, counted: str, within: float | None, count: int
 def workload_options(
     workload: str, input_tokens: str, output_tokens: str, **more: Any
 ) -> WorkloadOptions:
-    """Return what is sent; `more` are its other fields.
+    """Return the workload's options; `more` are its other fields.
 
     Raises:
         UsageError: there is no such workload, or a length is not N or N-M.

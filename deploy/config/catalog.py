@@ -25,7 +25,7 @@ class Image:
         name: in the catalogue; "" of an image that the user names.
         base: image that it is built from.
         digest: what the tag of the base stands for, or of the image if it is pulled; or None.
-        digest_source: document that states the digest, or why there is none.
+        digest_source: document that states the digest, or the reason why it is missing.
         pinned: day on which its versions were chosen; None of a user's image.
         build: build context, a folder below the project's root; None if the image is pulled.
         size_gib: unpacked size; None if unknown.
@@ -148,7 +148,7 @@ _REFERENCE = (  # compiled when it is used
 
 
 def reference_problem(value: str) -> str:
-    """Return what is wrong with an image reference, or ''.
+    """Return the fault of an image reference, or ''.
 
     The form is [host[:port]/]path[:tag][@sha256:digest], with a path in lower case. Tag or digest
     is required, since a bare name is more often a mistyped profile than an image.
@@ -163,7 +163,7 @@ def reference_problem(value: str) -> str:
 
 
 def fetched(image: Image) -> str:
-    """Return what is pulled to have an image: itself or its base, by digest if that is known."""
+    """Return the reference to pull for an image: itself or its base, by digest if known."""
     name = image.base or "" if image.build else image.image
     return f"{name}@{image.digest}" if image.digest else name
 

@@ -53,7 +53,7 @@ class PairVerdict:
     Attributes:
         rule: id of the entry that decided; '' if none applies.
         pair: the versions, for messages.
-        good: an image of the vendor whose pair works; None if there is none.
+        good: an image of the vendor whose pair works; None without one.
         other: another connector, with which this pair works; '' if none does.
     """
 
@@ -80,7 +80,7 @@ def judge(
     on: Collection[str] = (),
     rules: Iterable[PairRule] | None = None,
 ) -> PairVerdict:
-    """Return what is known about a pair of versions; without a version, the pair is unknown.
+    """Look up a pair of versions; without a version, the pair is unknown.
 
     Args:
         on: the options that are on, of `OPTIONS`.
@@ -101,7 +101,7 @@ def judge(
 
 
 def options_on(settings: object) -> frozenset[str]:
-    """Return which of the `OPTIONS` a spec or plan has on."""
+    """Return those `OPTIONS` that a spec or plan has on."""
     return frozenset(name for name in OPTIONS if getattr(settings, name))
 
 

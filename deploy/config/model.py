@@ -66,7 +66,7 @@ class ModelShape:
         return self.kv_bytes_per_token(dtype_bytes) // self.kv_parts(tp)
 
     def storing_ranks(self, tp: int) -> int:
-        """Return how many ranks store KV; for MLA only the first, as all hold the same."""
+        """Return the number of ranks that store KV; with MLA one, because all hold the same."""
         return 1 if self.latent_dim else tp
 
     def divides(self, tp: int) -> bool:
@@ -218,7 +218,7 @@ def _folder(path: Path, value: str, load_format: str) -> Model:
         )
     loaded = weights_in(path, load_format)
     if reads_checkpoint(load_format) and (loaded.missing or not loaded.files):
-        gone = f"{loaded.missing[0]}, which is not there" if loaded.missing else "no file of it"
+        gone = f"{loaded.missing[0]}, which is missing" if loaded.missing else "no file in it"
         raise ConfigError(
             f"the index of the weights in '{value}' names {gone}"
             if loaded.missing or loaded.complete  # without an index, nothing else is complete

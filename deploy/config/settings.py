@@ -38,7 +38,7 @@ class SpecSetting:
 
     @property
     def default_text(self) -> str:
-        """The default as it is written in YAML."""
+        """The default in YAML."""
         return flow(self.default)
 
 

@@ -78,7 +78,7 @@ RULES = (
         "docker.images",
         _images,
         looks_at="the images of the engines, the router and Redis",
-        warns="one is not on this machine yet",
+        warns="an image is not on this machine yet",
         fix="`deploy images build NAME` or `deploy images pull NAME`",
     ),
     Rule(

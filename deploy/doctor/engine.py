@@ -98,7 +98,7 @@ RULES = (
         "engine.programs",
         tried("programs", "the services cannot be started"),
         looks_at="for processes: the interpreter with vLLM, LMCache and the router, shared "
-        "libraries, redis-server, and Prometheus if it is asked for",
+        "libraries, redis-server; with `--monitoring` also Prometheus",
         fails="one is missing", fix="`./scripts/quickstart`, or what the message says",
     ),
     Rule(
@@ -116,8 +116,7 @@ RULES = (
     ),
     Rule(
         "engine.connector", _connector,
-        looks_at="whether LMCache runs inside the engines, a mode that it has deprecated; only a "
-        "note",
+        looks_at="whether LMCache runs inside the engines, which is deprecated; a note only",
     ),
     Rule(
         "engine.native", _native,

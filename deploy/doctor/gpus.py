@@ -287,7 +287,7 @@ RULES = (
 
 
 def arch_name(gpu: Gpu) -> str:
-    """Return what compilers call a GPU's architecture: gfx942, sm_90."""
+    """Return the architecture of a GPU as compilers name it: gfx942, sm_90."""
     return gpu.arch if gpu.vendor == "rocm" else f"sm_{gpu.arch.replace('.', '')}"
 
 

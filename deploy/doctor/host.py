@@ -208,7 +208,7 @@ RULES = (
         "host.shm", shared_memory,
         looks_at="free space in `/dev/shm`, for processes",
         fails="with `--connector lmcache-mp`: less than the KV of the engines and one more",
-        warns="besides, less than 1 GiB per rank with `--tp`, else 64 MiB",
+        warns="otherwise, less than 1 GiB per rank with `--tp`, or 64 MiB without",
         fix="`--shm-size` or a remount",
     ),
     Rule(

@@ -25,7 +25,7 @@ def _model(seen: Seen) -> Verdict | None:
 
 def _to_fetch(name: str, hub: HubSeen) -> Verdict:
     if not hub.asked:
-        return ok(f"{name} is not here yet; up downloads it from Hugging Face")
+        return ok(f"{name} is not cached yet; up downloads it from Hugging Face")
     if hub.refused:
         return refused(name, hub.trouble)
     if hub.trouble:
@@ -34,7 +34,7 @@ def _to_fetch(name: str, hub: HubSeen) -> Verdict:
             "engines try again when they start, and exit if that fails",
             f"check the network and HF_ENDPOINT; or hf download {name}, or --model FOLDER",
         )
-    return ok(f"{name} is not here yet; {hub.address} has it")
+    return ok(f"{name} is not cached yet; {hub.address} has it")
 
 
 def refused(name: str, said: str) -> Verdict:

@@ -39,7 +39,7 @@ def _images(seen: Seen) -> Verdict | None:
     if seen.disks is None or seen.disks.images is None:
         return None
     if not missing:
-        return ok(f"all images are here; {_free(seen.disks.images)}")
+        return ok(f"all images are on this machine; {_free(seen.disks.images)}")
     return _missing_images(missing, seen.disks.images)
 
 
@@ -72,7 +72,7 @@ def _hub(seen: Seen) -> Verdict | None:
     if seen.disks is None or seen.disks.hub is None or seen.hub is None or seen.plan is None:
         return None
     if seen.hub.cached:
-        return ok(f"the model is here; {_free(seen.disks.hub)}")
+        return ok(f"the model is on this machine; {_free(seen.disks.hub)}")
     place, weights = seen.disks.hub, seen.plan.model.weight_bytes
     if place.writable is False:
         return fail(

@@ -23,7 +23,7 @@ BEGIN, END = "<!-- rules: made from deploy/doctor -->", "<!-- end of rules -->"
 
 
 def findings(seen: Seen) -> list[Finding]:
-    """Return what all rules find, in their order."""
+    """Return the findings of all rules, in their order."""
     return [
         Finding(id=rule.id, area=rule.area, **vars(verdict))
         for rule in RULES

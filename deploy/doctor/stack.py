@@ -51,7 +51,7 @@ def _alike(seen: Seen) -> Verdict | None:
     anew = f"deploy down --name {name}, then deploy up --name {name}"
     if stack.apart:
         return warn(
-            f"the engines do not run the same: {'; '.join(stack.apart)}",
+            f"the engines differ: {'; '.join(stack.apart)}",
             "each finds no KV of the others, and computes those prompts itself",
             anew,
         )
@@ -61,7 +61,7 @@ def _alike(seen: Seen) -> Verdict | None:
             "they find no KV that was stored as planned, such as before an upgrade",
             anew,
         )
-    return ok("the engines run the same, as planned")
+    return ok("all engines run what was planned")
 
 
 RULES = (
@@ -79,7 +79,7 @@ RULES = (
     ),
     Rule(
         "stack.engines", _alike,
-        looks_at="what running engines report of themselves, such as versions, data types and the "
+        looks_at="what running engines report, such as versions, data types and the "
         "model: [identity of KV](kv-identity.md)",
         warns="an engine runs something else than the others, or all run something else than "
         "planned",

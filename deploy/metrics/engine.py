@@ -50,7 +50,7 @@ class CacheCounters:
         return CacheCounters(*map(add, astuple(self), astuple(other)))
 
     def since(self, earlier: CacheCounters) -> CacheCounters:
-        """Return what was counted between an earlier reading and this one."""
+        """Return the difference from an earlier reading."""
         return CacheCounters(*map(sub, astuple(self), astuple(earlier)))
 
     @property
@@ -75,7 +75,7 @@ class CacheCounters:
 
 
 def caches_prefixes(page: MetricsPage) -> bool:
-    """Tell whether an engine has a prefix cache of its own, by what it reports of itself.
+    """Tell whether an engine has its own prefix cache, by its reported configuration.
 
     However it was turned off: by one of several spellings of an option, by a file, by the model.
     """

@@ -55,7 +55,7 @@ def events_between(
     *,
     evicting: bool,
 ) -> tuple[Event, ...]:
-    """Return what happened between two readings, both without trouble.
+    """Return the events between two complete readings.
 
     `evicting` says that Redis already evicted keys in the interval before.
     """
@@ -140,7 +140,7 @@ def _losses(path: StorePath) -> tuple[tuple[str, str, float], ...]:
         ("not_loaded", "did not get a chunk in time, or it was gone", path.not_loaded),
         ("not_stored", "could not store a chunk", path.left_out),
         ("redis_failures", "a call to Redis failed", path.failures),
-        ("late", "an answer left before its KV was stored", path.late),
+        ("late", "an answer was sent before its KV was stored", path.late),
     )
 
 

@@ -86,7 +86,7 @@ class StoreInterval:
 
 
 def store_interval(before: StoreStats, now: StoreStats, seconds: float) -> StoreInterval:
-    """Return what Redis did between two readings; None for what one of them lacks."""
+    """Return the difference of two readings of Redis; None for values that one lacks."""
     return StoreInterval(
         seconds,
         now.grown("received_bytes", before),

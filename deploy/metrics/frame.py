@@ -10,7 +10,7 @@ from typing import Any
 from deploy.metrics.engine import CacheCounters, EngineCounts, EngineLoad, hits_as_dict
 from deploy.metrics.events import Event
 from deploy.metrics.following import StoreInterval
-from deploy.metrics.kv_server import tiers_of
+from deploy.metrics.lmcache_server import tiers_of
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
@@ -25,7 +25,7 @@ class EngineFrame:
     """An engine at a moment.
 
     Attributes:
-        load, counts: now, and since the last frame; None if nothing is known of it.
+        load, counts: now, and since the last frame; None if unknown.
         seconds: what `counts` are of.
         watched: since the watch began.
     """
@@ -49,7 +49,7 @@ class EngineFrame:
         return _rate(self.counts.generation_tokens, self.seconds) if self.counts else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `status --watch --json` says of the engine."""
+        """Return the engine as `status --watch --json` shows it."""
         rates = {
             "seconds": round(self.seconds, 3),
             "prompt_tokens_s": _rounded(self.prompt_tokens_s),
@@ -74,7 +74,7 @@ class StoreFrame:
     evicted_keys: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `status --watch --json` says of Redis."""
+        """Return Redis as `status --watch --json` shows it."""
         interval = self.interval
         rates = interval and {
             "received_bytes_s": _rounded(interval.rate(interval.received_bytes)),
@@ -103,7 +103,7 @@ class RouterFrame:
         return _rate(self.counts.requests, self.seconds) if self.counts else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `status --watch --json` says of the router."""
+        """Return the router as `status --watch --json` shows it."""
         rates = {"seconds": round(self.seconds, 3), "requests_s": _rounded(self.requests_s)}
         return {
             "engines": asdict(self.view),
@@ -160,7 +160,7 @@ class Totals:
         return cls(cache, ends.answers, every.path, tiers)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `status --watch --json` says of all engines together."""
+        """Return all engines together as `status --watch --json` shows them."""
         return {
             **hits_as_dict(self.cache),
             "answers": self.answers,

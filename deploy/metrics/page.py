@@ -33,7 +33,7 @@ class MetricsPage:
     samples: tuple[Sample, ...] = ()
 
     def named(self, name: str) -> list[Sample]:
-        """Return the samples of a name, whatever their labels."""
+        """Return the samples of a name, with any labels."""
         return [sample for sample in self.samples if sample.name == name]
 
     def total(self, name: str, **labels: str) -> float | None:
@@ -47,7 +47,7 @@ class MetricsPage:
         return int(total) if math.isfinite(total) else 0
 
     def since(self, earlier: MetricsPage) -> MetricsPage:
-        """Return what was counted after an earlier reading.
+        """Return the difference from an earlier reading.
 
         A counter that shrank was reset in between, so that it counts from its start.
         """

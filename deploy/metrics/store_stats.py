@@ -75,6 +75,6 @@ def combined(readings: Sequence[StoreStats]) -> StoreStats:
 
 
 def sum_of_known(numbers: Sequence[int | None]) -> int | None:
-    """Return the sum of numbers; None if one of them is not known."""
+    """Return the sum of numbers; None if one is unknown."""
     known = [number for number in numbers if number is not None]
     return sum(known) if len(known) == len(numbers) else None

@@ -113,7 +113,7 @@ def _path(repeats: Sequence[Repeat]) -> Iterator[str]:
     trouble = {
         "chunks lost": sum(one.lost_chunks for one in paths),
         "failures": sum(one.failures for one in paths),
-        "answers before their KV": sum(one.late for one in paths),
+        "answers sent before their KV": sum(one.late for one in paths),
     }
     wrong = ", ".join(f"{count} {what}" for what, count in trouble.items() if count)
     yield (
@@ -178,8 +178,8 @@ def _router(cost: OwnCost) -> Iterator[str]:
         )
     if found := cost.throughput:
         said.append(
-            f"with {found.in_flight} short requests in flight, {found.routed_per_s:.0f} a second "
-            f"are answered by it and {found.direct_per_s:.0f} directly ({percent(found.share)})"
+            f"with {found.in_flight} short requests in flight, {found.routed_per_s:.0f} answers/s "
+            f"through it and {found.direct_per_s:.0f} directly ({percent(found.share)})"
         )
     if said:
         yield f"Router: {'; '.join(said)}"

@@ -33,7 +33,7 @@ def check_view(report: CheckReport) -> str:
 
 
 def _reuse(report: CheckReport) -> list[str]:
-    """Return how much KV was reused, or that the engines share none."""
+    """Describe how much KV was reused."""
     if report.store is None and not report.left_out:
         return [
             f"{len(report.engines)} engines share no KV, so there is nothing to reuse; "
@@ -67,8 +67,8 @@ def _tiers_line(tiers: Tiers) -> str:
     }
     loaded = ", ".join(f"{count} from {name}" for name, count in parts.items() if count)
     return (
-        f"The pairs' prompts: {tiers.asked} tokens, of which consumers had {loaded or 'none'}, "
-        f"and computed {tiers.computed}"
+        f"The pairs' prompts: {tiers.asked} tokens; consumers had {loaded or 'none'} and computed "
+        f"{tiers.computed}"
     )
 
 
@@ -132,7 +132,7 @@ def canaries_line(found: CanaryFindings) -> str:
 
 
 def _asides(report: CheckReport) -> Iterator[str]:
-    """Yield what was left out, and what blurs a number."""
+    """Yield lines on parts that were left out, and on numbers that are uncertain."""
     yield from (f"Left out: {one}" for one in report.left_out)
     if report.burst and not report.burst.skipped:
         yield f"Burst: {report.burst.requests} requests, {report.burst.failed} failed"
@@ -157,8 +157,8 @@ def _asides(report: CheckReport) -> Iterator[str]:
         yield (
             f"Your prompt, {prompt.name}: {prompt.tokens} tokens, {prompt.chunks} whole chunks of "
             f"{prompt.chunk_size}, {prompt.eligible} tokens eligible; {prompt.loaded} from the "
-            f"store, {prompt.local} from the consumer's own cache; the producer had "
-            f"{prompt.producer_local + prompt.producer_loaded} of it before"
+            f"store, {prompt.local} from the consumer's own cache; the producer already had "
+            f"{prompt.producer_local + prompt.producer_loaded}"
         )
     if report.others:
         yield (
@@ -172,13 +172,13 @@ def _limit(most: int | None) -> str:
 
 
 def _path_line(path: StorePath) -> str:
-    """Return what went to and from Redis, and whatever went wrong on the way."""
+    """Describe the traffic to and from Redis, with its failures."""
     wrong = {
         "refused": path.refused,
         "not loaded": path.not_loaded,
         "not stored": path.left_out,
         "failures": path.failures,
-        "answers before their KV": path.late,
+        "answers sent before their KV": path.late,
     }
     trouble = ", ".join(f"{count:.0f} {what}" for what, count in wrong.items() if count)
     return (

@@ -17,10 +17,10 @@ from deploy.verify.store_path import StorePath
 from deploy.workflows.doctor import Examination
 
 if TYPE_CHECKING:
-    from deploy.metrics.kv_server import KvServerUse
+    from deploy.metrics.lmcache_server import LmcacheServerUse
     from deploy.workflows.catalog_images import ImageRow
     from deploy.workflows.down import DownResult
-    from deploy.workflows.patches import Patches
+    from deploy.workflows.fix_states import Fixes
     from deploy.workflows.running import RunningStack
     from deploy.workflows.saved_state import HistoryEntry
     from deploy.workflows.status import StackStatus
@@ -54,7 +54,7 @@ def _path_table(paths: Sequence[tuple[str, StorePath]]) -> str:
 
 
 def up_view(result: UpResult, total_s: float) -> str:
-    """Return how long the start took, and where the stack is reached."""
+    """Describe the start: how long it took, and the stack's URL."""
     plan = result.running.prepared.plan
     url = result.running.stack.url
     lines = [_served(result.running)]
@@ -161,7 +161,7 @@ def _store_line(status: StackStatus) -> str:
 
 
 def _prompts_line(status: StackStatus) -> list[str]:
-    """Return which tokens engines held, loaded and computed since each started; none at first."""
+    """Describe the prompts of all engines since their start; no line without any."""
     caches = [service.cache for service in status.services if service.cache]
     asked = sum(cache.prompt_tokens for cache in caches)
     if not asked:
@@ -175,14 +175,15 @@ def _prompts_line(status: StackStatus) -> list[str]:
     ]
 
 
-def _server_line(use: KvServerUse) -> str:
+def _server_line(use: LmcacheServerUse) -> str:
+    memory = f"LMCache's server: {told_size(use.used_bytes)} of {told_size(use.max_bytes)}"
+    if not use.asked_tokens:
+        return f"{memory}; no tokens were requested yet"
     here, redis = (
-        percent(tokens / use.asked_tokens) if use.asked_tokens else "nothing"
-        for tokens in (use.found_tokens, use.redis_tokens)
+        percent(tokens / use.asked_tokens) for tokens in (use.found_tokens, use.redis_tokens)
     )
     return (
-        f"LMCache's server: {told_size(use.used_bytes)} of {told_size(use.max_bytes)}; "
-        f"{here} of {use.asked_tokens:,} tokens that engines asked for were there, "
+        f"{memory}; engines requested {use.asked_tokens:,} tokens: {here} were in its memory, "
         f"{redis} came from Redis"
     )
 
@@ -208,7 +209,7 @@ def down_view(result: DownResult) -> str:
 
 
 def swap_view(result: SwapResult) -> str:
-    """Return what a swap or rollback changed."""
+    """Describe the result of a swap or rollback."""
     before, after = result.labels
     if result.check is None:
         return f"the stack '{result.name}' already runs on {after}; nothing was changed"
@@ -252,7 +253,7 @@ def images_view(rows: Sequence[ImageRow]) -> str:
     return "\n".join((table(heads, cells), "", "* the vendor's default", *notes))
 
 
-def patches_view(patches: Patches) -> str:
+def fixes_view(found: Fixes) -> str:
     """Return the fixes as a table, with warnings about them."""
     rows = [
         (
@@ -264,17 +265,17 @@ def patches_view(patches: Patches) -> str:
             row.title,
             row.link.removeprefix("https://github.com/"),
         )
-        for row in patches.fixes
+        for row in found.fixes
     ]
-    lmcache = f", LMCache {patches.lmcache}" if patches.lmcache else ""
-    if patches.not_for:
-        return f"{patches.where}: {patches.not_for}"
+    lmcache = f", LMCache {found.lmcache}" if found.lmcache else ""
+    if found.not_for:
+        return f"{found.where}: {found.not_for}"
     return "\n".join(
         (
-            f"{patches.where}{lmcache}",
+            f"{found.where}{lmcache}",
             "",
             table(("fix", "state", "bug", "upstream"), rows),
-            *(f"warning: {line}" for line in patches.warnings),
+            *(f"warning: {line}" for line in found.warnings),
         )
     )
 
@@ -296,7 +297,7 @@ def _history(entries: Sequence[HistoryEntry]) -> str:
 
 
 def doctor_view(found: Examination) -> str:
-    """Return the findings by area, with why and fix of those that are not ok, and a verdict."""
+    """Show the findings by area, with reason and fix where one is not ok, and a verdict."""
     shape = f" ({found.topology})" if found.topology else ""
     lines = [f"stack '{found.name}'{shape} on {found.vendor}, runtime {found.runtime}", ""]
     width = max((len(one.id) for one in found.findings), default=0)

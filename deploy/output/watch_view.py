@@ -73,7 +73,7 @@ def _row(engine: EngineFrame) -> tuple[object, ...]:
 
 
 def _now(frame: Frame) -> list[str]:
-    """Return what Redis, the path to it and the router did in the last interval."""
+    """Describe Redis, the path to it and the router in the last interval."""
     path, router = frame.counts.path, frame.router
     lines = ["", *(_store_lines(frame.store) if frame.shares_kv else [])]
     if path is not None:
@@ -111,7 +111,7 @@ def _store_lines(store: StoreFrame | None) -> list[str]:
 
 
 def _since(frame: Frame) -> list[str]:
-    """Return what was counted since the watch began."""
+    """Describe the totals since the watch began."""
     watched, path, router = frame.watched, frame.watched.path, frame.router
     began = frame.at - timedelta(seconds=frame.watched_s)
     requests = (

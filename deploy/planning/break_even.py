@@ -31,7 +31,7 @@ class Speeds:
         return self.prefill_tokens_s * self.token_bytes / 1e9
 
     def compute_s(self, tokens: int) -> float:
-        """Return the seconds that prefill of so many tokens takes."""
+        """Return the seconds that prefill of `tokens` takes."""
         return tokens / self.prefill_tokens_s
 
     def load_s(self, tokens: int) -> float:
@@ -103,7 +103,7 @@ def break_even_tokens(speeds: Speeds) -> int | None:
 
 
 def needed_gb_s(speeds: Speeds, tokens: int) -> float | None:
-    """Return what the store has to deliver so that loading a prompt takes as long as computing it.
+    """Return the store's speed at which loading a prompt takes as long as computing it.
 
     For very long prompts that is `computed_gb_s`. None if the lookup alone takes as long, or there
     is no whole chunk to load.
@@ -114,7 +114,7 @@ def needed_gb_s(speeds: Speeds, tokens: int) -> float | None:
 
 
 def changes(speeds: Speeds, shards: int) -> list[Change]:
-    """Return what would move the break-even: estimates, not measurements."""
+    """Return changes that would move the break-even: estimates, not measurements."""
     return [
         Change(
             f"{2 * shards} shards instead of {shards}, if Redis is the limit",

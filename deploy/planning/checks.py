@@ -11,7 +11,7 @@ from deploy.errors import Changes, ConfigError
 from deploy.planning.address import check_bind, check_collector
 from deploy.planning.hosts import check_hosts
 from deploy.planning.inventory import Inventory
-from deploy.planning.kv_server import check_kv_server
+from deploy.planning.lmcache_server import check_kv_server
 from deploy.planning.redis import check_redis
 from deploy.planning.topology import FIRST_ENGINE_OFFSET, NO_SPLIT, Topology
 

@@ -58,7 +58,7 @@ def connector_choice(
     asked: bool,
     versions: tuple[str | None, str | None] = (None, None),
 ) -> ConnectorChoice | None:
-    """Return how a plan's engines share KV, and why the other connector would be refused.
+    """Choose the connector of a plan, and say why the other one would be refused.
 
     None if they share none. `versions` are those of vLLM and LMCache, if known.
     """

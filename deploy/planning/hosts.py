@@ -61,7 +61,7 @@ def _check_other_role(spec: SettledSpec, topology: Topology) -> None:
 
 
 def _problems(spec: SettledSpec, topology: Topology) -> Iterator[tuple[str, str, str]]:
-    """Yield what several hosts lack or cannot have: setting, message and hint."""
+    """Yield the faults of a spec for several hosts: setting, message and hint."""
     shared = "a stack on several hosts"
     if not RUNTIMES[spec.runtime].several_hosts:
         yield ("runtime", f"{spec.runtime}: {shared} runs as processes so far",
@@ -76,7 +76,7 @@ def _problems(spec: SettledSpec, topology: Topology) -> Iterator[tuple[str, str,
         yield ("redis.client", f"{spec.redis.client}: such engines do not report their KV's keys",
                "leave redis.client out")  # fmt: skip
     if spec.redis.integrity == "mac":
-        yield ("redis.integrity", "mac has another key on each host, so no KV would be loaded",
+        yield ("redis.integrity", "with mac, each host has its own key, so no KV would be loaded",
                "leave redis.integrity out")  # fmt: skip
     if spec.engine.key_file is None:
         yield ("engine.key_file", f"it is missing: all engines of {shared} ask for the same key",

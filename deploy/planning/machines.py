@@ -37,7 +37,7 @@ def _numbered(engines: tuple[EnginePlan, ...], machines: int) -> list[EnginePlan
 
 
 def network_note(plan: Plan, machines: int, link_gbit: float | None) -> list[str]:
-    """Return what the network of each machine must carry; nothing for one machine.
+    """Return the network traffic of each machine; nothing for one machine.
 
     A chunk goes from its producer to Redis, and from there to a consumer; Redis servers are spread
     over the machines. So a machine sends, and receives, twice the KV that it computes.

@@ -17,7 +17,7 @@ _MORE_MEMORY = "stop other programs, or use a machine with more memory"
 
 
 def plan_notes(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Return what is assumed, what is unknown, and why `up` would refuse the plan here."""
+    """Return notes on assumptions, unknowns, and reasons for which `up` would refuse the plan."""
     return (
         *(line for line in inventory.seen if line.startswith("assumed")),
         *_slow_dtype(plan),
@@ -76,7 +76,7 @@ def _unknown_model(plan: Plan) -> list[str]:
         return []
     model = plan.model
     cached = model.source != "hub" or model.version
-    why = "does not say its layers and heads" if cached else "is not in the hub's cache here"
+    why = "does not give its layers and heads" if cached else "is not in the hub's cache here"
     ways = [] if cached else [f"hf download {model.ref} config.json puts it there"]
     store = ""
     if plan.spec.redis.memory_gib is None and plan.redis:

@@ -21,8 +21,8 @@ from deploy.planning.engines import (
 )
 from deploy.planning.gpus import allot, gpu_memory, gpu_need
 from deploy.planning.inventory import Gpu, Inventory
-from deploy.planning.kv_server import KvServerPlan, kv_server
 from deploy.planning.limits import TransferLimits, redis_limits
+from deploy.planning.lmcache_server import LmcacheServerPlan, kv_server
 from deploy.planning.memory import (
     MIB,
     bytes_per_token,
@@ -72,7 +72,7 @@ class Plan:
     grafana_port: int
     user_redis: bool
     redis: tuple[RedisPlan, ...]
-    kv_server: KvServerPlan | None
+    kv_server: LmcacheServerPlan | None
     engines: tuple[EnginePlan, ...]
     dtype: str
     block_size: int
@@ -200,7 +200,7 @@ class Plan:
 
     @property
     def shared_memory_peak_mib(self) -> int:
-        """The same while an engine restarts: the server holds what it had before for a minute."""
+        """Its peak: for a minute, the server also holds the old KV of an engine that restarts."""
         return self.shared_memory_mib * (len(self.engines) + 1) // len(self.engines)
 
     @property

@@ -108,7 +108,7 @@ def resolve_topology(spec: StackSpec, vendor: Vendor, seen: int = 0) -> Topology
 
 
 def gpus_needed(spec: StackSpec, vendor: Vendor, topology: Topology, seen: int = 0) -> int:
-    """Return how many GPUs a split takes: 0 on CPUs, 1 if all engines share one.
+    """Return the number of GPUs of a split: 0 on CPUs, 1 if all engines share one.
 
     Raises:
         ConfigError: ranks of one engine would have to share a GPU.
@@ -131,7 +131,7 @@ def gpus_needed(spec: StackSpec, vendor: Vendor, topology: Topology, seen: int =
 
 
 def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
-    """Return how many engines fit on `--gpus` GPUs.
+    """Return the number of engines that fit on `--gpus` GPUs.
 
     Raises:
         ConfigError: GPUs would be left over, or there are too few for one of each role.

@@ -66,7 +66,7 @@ def read_advisories(path: Path) -> list[Mapping[str, Any]]:
 
 
 def advisories_of(pins: Pins, records: Sequence[Mapping[str, Any]]) -> tuple[Advisory, ...]:
-    """Return what is known of these packages of PyPI, name → version."""
+    """Return the known vulnerabilities of PyPI packages, name → version."""
     versions = {str(canonicalize_name(name)): version for name, version in pins.items()}
     found = {
         Advisory(record["id"], name, versions[name], fixed)
@@ -116,7 +116,7 @@ def _bounded(path: Path) -> bytes:
 
 
 def _all_of(file: IO[bytes]) -> bytes:
-    """Return what a file has; a zip may say little and hold much."""
+    """Return a member's content, up to a limit: a zip may understate its size."""
     text = file.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES >> 20} MiB in one file")

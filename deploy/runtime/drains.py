@@ -81,7 +81,7 @@ def _is_owned(file: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # there is none, or something else lies in its place
+    except OSError:  # it does not exist, or something else has its name
         pass
     return False
 

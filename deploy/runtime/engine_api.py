@@ -75,7 +75,7 @@ class EngineApi:
         import httpx
 
         socket = self._url.removeprefix("unix://") if self._url.startswith("unix://") else None
-        # Engines speak plain HTTP on this machine. Reading the certificates all the same would take
+        # Engines speak plain HTTP on this machine. Reading certificates anyway would take
         # longer than the request, several times a second while engines start.
         # A connection for each request: on an idle one it may meet the close of whoever answers, or
         # of another thread, which httpcore lets close what expires as this one begins to use it.
@@ -228,7 +228,7 @@ class EngineApi:
         return StorePath.read(whole_page(self.metrics).samples)
 
     def finished_requests(self) -> int:
-        """Return how many requests the engine has finished since its start.
+        """Return the number of requests that the engine has finished since its start.
 
         Raises:
             ApiError: no answer.
@@ -283,7 +283,7 @@ def _bounded(pieces: Iterable[bytes], within_s: float) -> bytes:
     for piece in pieces:
         content += piece
         if time.monotonic() > until:
-            raise TimedOut(0, f"an answer that did not end within {within_s:g} s")
+            raise TimedOut(0, f"an answer that took longer than {within_s:g} s")
         if len(content) > _ANSWER_BYTES:
             raise ApiError(0, f"an answer of more than {_ANSWER_BYTES >> 20} MiB")
     return bytes(content)
@@ -302,5 +302,5 @@ def _understanding(path: str) -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError) as exc:
         raise ApiError(
-            _OK, f"{path} answered something else ({type(exc).__name__}: {exc})"
+            _OK, f"{path} gave an unexpected answer ({type(exc).__name__}: {exc})"
         ) from exc

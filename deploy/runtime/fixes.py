@@ -141,7 +141,7 @@ def _parsed(done: subprocess.CompletedProcess[str], where: str) -> FixReports:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise MissingTool(
             f"the fixes cannot be tried in {where}: {last_line(done.stderr)}",
-            hint="deploy patches --image REF, of an image that holds vLLM and LMCache",
+            hint="deploy fixes --image REF, of an image that holds vLLM and LMCache",
             details=tuple(lines[-4:]),
         ) from None
     names = ("id", "state", "evidence", "title", "link", "reason")

@@ -31,7 +31,7 @@ def is_private(folder: Path) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whatever the umask."""
+    """Write a file that only its owner can read, with any umask."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

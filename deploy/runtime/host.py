@@ -60,7 +60,7 @@ _STAMP = ".pdkit-installed"  # which scripts/install leaves in its own
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of the kernel says; "" if it cannot be read."""
+    """Read a file of the kernel; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -102,7 +102,7 @@ def _memory_bytes(field: str) -> int:
 
 
 def require_memory(needed_mib: int, *, engines: int, hint: Callable[[int], str]) -> None:
-    """Check that the machine can hold the stack; `hint` says how to save so many MiB.
+    """Check that the machine can hold the stack; `hint` says how to save the missing MiB.
 
     Raises:
         NotEnoughMemory: naming what is needed and what is there.
@@ -141,7 +141,7 @@ def find_engine_python(asked: Path | None) -> str:
 
 
 def _engines_from(checkout: Path) -> str:
-    """Return how to get the engines' software.
+    """Return commands that install the engines' software.
 
     `quickstart` replaces the checkout's `.venv`, which may be the user's own.
     """

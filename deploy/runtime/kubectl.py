@@ -76,7 +76,7 @@ class Kubectl:
         return replace(self, context=context["name"], namespace=own)
 
     def objects(self, *arguments: str) -> dict[str, Any]:
-        """Return what a command prints as JSON. Raises as `run` does."""
+        """Run a command that prints JSON and return it. Raises as `run` does."""
         return dict(json.loads(self.run(*arguments, "--output=json")))
 
     def run(self, *arguments: str, text: str = "", most_bytes: int = _MOST_BYTES) -> str:
@@ -112,7 +112,7 @@ class Kubectl:
         return printed
 
     def lines(self, *arguments: str, within_s: float) -> Iterator[str]:
-        """Yield what a command prints, line by line, until it ends or its time is over.
+        """Yield the output of a command, line by line, until it ends or its time is over.
 
         Raises:
             PdkitError: it failed.
@@ -165,7 +165,7 @@ class Kubectl:
 
 
 def _all_of(pipe: IO[str] | None, most: int, process: subprocess.Popen[str]) -> str:
-    """Return what a process says through a pipe; end the process if that is too much."""
+    """Read a process's pipe to the end; end the process if it writes too much."""
     assert pipe  # noqa: S101 - it is there
     said = pipe.read(most + 1)
     if len(said) > most:

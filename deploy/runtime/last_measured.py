@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def last_measured(home: Home, plan: Plan) -> LastBenchmark | None:
-    """Return what was measured last of the plan's model on this machine; None if nothing was."""
+    """Return the last benchmark of the plan's model on this machine; None without one."""
     if not plan.shares_kv or not (known := read_measured(home)):
         return None
     gpus = [gpu for engine in plan.engines for gpu in engine.gpus]

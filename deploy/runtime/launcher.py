@@ -79,7 +79,7 @@ class Launcher(Protocol):
         """Return the seconds since its last start; 0.0 if it does not run."""
 
     def restarts(self, record: ServiceRecord) -> int:
-        """Return how often it was started again since the stack was."""
+        """Return its number of restarts since the start of the stack."""
 
     def resident_mib(self, record: ServiceRecord) -> int:
         """Return the memory that the service and all it started hold."""

@@ -44,8 +44,8 @@ def planning_lock(path: Path) -> Iterator[None]:
         StackLocked: another command has been planning for a minute.
     """
     refusal = StackLocked(
-        "another deploy command has been choosing GPUs and ports for a minute",
-        hint="wait for it to end, then repeat",
+        "another deploy command has held the lock for GPUs and ports for a minute",
+        hint="wait for it to end, then run the command again",
     )
     with held(path, refusal, within_s=_PLANNING_S):
         yield
@@ -60,7 +60,7 @@ def bench_lock(path: Path) -> Iterator[None]:
     """
     refusal = StackLocked(
         "another deploy bench is running, and each would slow down the other",
-        hint="wait for it to end, then repeat",
+        hint="wait for it to end, then run the command again",
     )
     with held(path, refusal):
         yield
@@ -117,7 +117,7 @@ def held(
         remove_other(path)
     except OSError as exc:
         raise MachineError(
-            f"{path} should be a lock file, and is a folder",
+            f"{path} should be a lock file, but is a folder",
             hint=f"rm -r {shlex.quote(str(path))}, then run the command again",
         ) from exc
     lock = filelock.FileLock(path, timeout=within_s, mode=mode)

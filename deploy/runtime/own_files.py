@@ -49,7 +49,7 @@ def read_text(path: Path, *, errors: str = "strict") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds.
+    """Read a JSON file.
 
     Raises:
         OSError: as `read_text`.

@@ -65,7 +65,7 @@ def boot_id() -> str:
 
 
 def read_state_file(path: Path, name: str) -> StateFile | None:
-    """Return what a stack's state file says, or None if the stack has none.
+    """Read a stack's state file; None if it has none.
 
     Raises:
         StateError: the file is there and cannot be understood.
@@ -78,7 +78,7 @@ def read_state_file(path: Path, name: str) -> StateFile | None:
                 hint="use that version of pdkit",
             )
         if raw["name"] != name:
-            raise ValueError(f"it is that of a stack named {raw['name']!r}")
+            raise ValueError(f"it belongs to the stack {raw['name']!r}")
         services = {key: _record(key, value) for key, value in raw["services"].items()}
         stop_s = raw["spec"].get("timeouts", {}).get("stop_s")
         return StateFile(

@@ -15,7 +15,7 @@ _SCAN_COUNT = 1000
 # For all keys of a server, and for those of a check. A hostile one never says that this was all.
 _SCAN_S = 300.0
 _MOST_MARKED = 1 << 20
-# First words of errors: the server serves all the same; it does not let this client in.
+# First words of errors of a server that works but does not admit this client.
 _NO_REFUSAL = ("NOPERM", "LOADING")
 _DENIED = ("NOAUTH", "WRONGPASS")
 _FLUSHES = ("flushall", "flushdb")

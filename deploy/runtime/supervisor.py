@@ -81,7 +81,7 @@ class Keeper:
 
     def forked(self) -> bool:
         """Start a worker; return True in it, and False in its keeper."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # else a worker might not be told
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # else a worker might not get them
         self._worker = os.fork()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         return self._worker == 0

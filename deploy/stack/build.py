@@ -14,8 +14,8 @@ from deploy.planning.redis import RedisPlan
 from deploy.stack.containers import engine_secrets
 from deploy.stack.engine import engine_argv, engine_env, lmcache_config
 from deploy.stack.kv_identity import hash_seed, kv_namespace
-from deploy.stack.kv_server import kv_server_service
 from deploy.stack.layout import API_KEY, ENGINE_KEY, LOOPBACK, REDIS_PASSWORD, REDIS_URL, Layout
+from deploy.stack.lmcache_server import kv_server_service
 from deploy.stack.monitoring import GRAFANA_PASSWORD, monitoring_services
 from deploy.stack.router import router_argv
 from deploy.stack.service import ConfigFile, HealthCheck, Service, Stack

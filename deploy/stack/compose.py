@@ -60,7 +60,7 @@ def compose_document(stack: Stack, *, root: str, secrets_dir: str, stop_s: float
 
 
 def secrets_used(stack: Stack) -> tuple[str, ...]:
-    """Return the names of the secrets that containers get as files of their own."""
+    """Return the names of the secrets that containers get as separate files."""
     names = {
         n for service in stack.services if service.container for n in service.container.secrets
     }
@@ -154,7 +154,7 @@ def _mounted(mount: Mount, container: Container) -> dict[str, Any]:
 
 
 def _memory_name(container: Container) -> str:
-    """Name shared memory by its size: Docker does not change a volume that is there."""
+    """Name shared memory by its size: Docker does not change an existing volume."""
     return f"shm-{container.shm_mib}m"
 
 
@@ -179,7 +179,7 @@ def _memory(container: Container) -> dict[str, Any]:
 
 
 def _rights(container: Container, root: str) -> dict[str, Any]:
-    """Return what the container may do: nothing that it does not need."""
+    """Return the container's rights: only those that it needs."""
     devices = container.devices
     filtered = [f"seccomp={escaped(root)}/{devices.seccomp}"] if devices.seccomp else []
     return {

@@ -10,7 +10,7 @@ from deploy.assets import Kit, asset
 from deploy.config.vendors import Vendor
 from deploy.planning.engines import EnginePlan
 from deploy.planning.inventory import Gpu
-from deploy.planning.kv_server import KvServerPlan
+from deploy.planning.lmcache_server import LmcacheServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.layout import (
@@ -124,7 +124,7 @@ class ContainerLayout:
     monitoring_dir = MONITORING
     connector_dir = CONNECTOR
     router_dir = ROUTER
-    versions = (None, None)  # the image's content stands for them
+    versions = (None, None)  # the image's content includes them
 
     @property
     def software_identity(self) -> str:
@@ -147,7 +147,7 @@ class ContainerLayout:
     def kv_server_env(self, plan: Plan) -> dict[str, str]:
         return {**self.temp_env, **_process_numbers(plan, 0)}
 
-    def kv_metrics(self, server: KvServerPlan) -> Endpoint:
+    def kv_metrics(self, server: LmcacheServerPlan) -> Endpoint:
         return _in_network(server.name, _KV_METRICS_PORT)
 
     def engine(self, engine: EnginePlan) -> Endpoint:
@@ -385,8 +385,8 @@ def _engine(service: Service, engine: EnginePlan, plan: Plan, layout: ContainerL
         mounts.append(Mount(plan.model.ref, layout.model_ref(plan)))
     mounts += [_SHARED_MEMORY] if plan.kv_server else _tls_files(plan)
     return Container(
-        # By content where that is known: the tag may mean another image when this one is started
-        # again, and its KV another layout.
+        # The image's id if it is known. A tag may point to another image at the next start, and KV
+        # of that image may have another layout.
         image=layout.images.engine_id or layout.images.engine,
         user=layout.user,
         networks=(*((STORE_NETWORK,) if plan.redis and plan.uses_redis else ()), FRONT_NETWORK),
@@ -442,7 +442,8 @@ def uses_cdi(plan: Plan) -> bool:
     if plan.spec.gpu_access != "auto":
         return plan.spec.gpu_access == "cdi"
     access = plan.vendor.container
-    # Device nodes need nothing from Docker; only a driver that is missing speaks for the interface.
+    # Vendors without a container runtime get device nodes. The others need CDI only if Docker lacks
+    # their runtime.
     return (
         bool(access.driver)
         and access.driver not in plan.container_gpus
@@ -462,7 +463,7 @@ def call_filters(stack: Stack) -> dict[str, str]:
 
 
 def device_access(gpus: tuple[Gpu, ...], plan: Plan) -> DeviceAccess:
-    """Return how a container gets its GPUs; nothing if it has none."""
+    """Return the settings that give a container its GPUs; none without GPUs."""
     if not gpus:
         return DeviceAccess()
     vendor: Vendor = plan.vendor

@@ -20,7 +20,7 @@ from deploy.connector.pdkit_connector.identity.model_files import (
 )
 from deploy.planning.engines import EnginePlan, Role
 from deploy.planning.plan import Plan
-from deploy.stack import kv_server, tracing
+from deploy.stack import lmcache_server, tracing
 from deploy.stack.layout import ENGINE_KEY, Layout
 from deploy.stack.redis_path import redis_path_settings
 
@@ -114,7 +114,7 @@ def kv_transfer_config(role: Role, plan: Plan, layout: Layout, namespace: str) -
         "kv_load_failure_policy": "recompute",
     }
     if plan.kv_server:
-        config |= kv_server.transfer_config(plan, layout, namespace)
+        config |= lmcache_server.transfer_config(plan, layout, namespace)
     extra = config.setdefault("kv_connector_extra_config", {})
     extra["pdkit.planned"] = _planned_rows(plan, layout)
     if plan.layerwise:
@@ -150,7 +150,7 @@ def depends_on_context(plan: Plan) -> bool:
 def engine_env(
     engine: EnginePlan, plan: Plan, layout: Layout, lmcache_file: str, seed: str
 ) -> dict[str, str]:
-    """Return what is set on top of the environment the engine is started from.
+    """Return the variables that are added to the environment of an engine.
 
     Each is in the identity of the KV, unless `deploy.config.engine_inputs` has a reason against it.
 
@@ -171,7 +171,7 @@ def engine_env(
         "OMP_NUM_THREADS": str(engine.cpu_threads),
         **layout.engine_env(engine, plan),
         **(_socket_env(engine, plan) if plan.shares_kv else {}),
-        **(kv_server.transfer_env(engine, layout) if plan.kv_server else {}),
+        **(lmcache_server.transfer_env(engine, layout) if plan.kv_server else {}),
         **tracing.engine_env(engine, plan, layout),
         **offline,
         **held,

@@ -74,7 +74,7 @@ ROWS: Mapping[str, Row] = {
 
 
 def key_prefix(stack: str) -> str:
-    """Return what the keys of all KV of a stack begin with, whatever it was started with.
+    """Return the prefix of all keys of a stack, over all its starts.
 
     Those of LMCache's own client do not.
     """
@@ -82,7 +82,7 @@ def key_prefix(stack: str) -> str:
 
 
 def kv_namespace(stack: str, seed: str) -> str:
-    """Return what the keys of all KV begin with that engines with this seed can load."""
+    """Return the prefix of all keys that engines with this seed can load."""
     return key_prefix(stack) + seed
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from deploy.assets import Kit
 from deploy.planning.engines import EnginePlan
-from deploy.planning.kv_server import KvServerPlan
+from deploy.planning.lmcache_server import LmcacheServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.service import Service
@@ -130,12 +130,12 @@ class Layout(Protocol):
     def kv_server_env(self, plan: Plan) -> dict[str, str]:
         """Return the variables of LMCache's server that differ between processes and containers."""
 
-    def kv_metrics(self, server: KvServerPlan) -> Endpoint:
+    def kv_metrics(self, server: LmcacheServerPlan) -> Endpoint:
         """Return where LMCache's server shows Prometheus its metrics."""
 
     @property
     def shared_memory(self) -> str:
-        """Return what the names of the stack's shared memory begin with."""
+        """Return the prefix of the names of the stack's shared memory."""
 
     def engine(self, engine: EnginePlan) -> Endpoint:
         """Return where an engine listens."""
@@ -172,10 +172,10 @@ class Layout(Protocol):
         """Return the folder in which a Redis server works."""
 
     def model_ref(self, plan: Plan) -> str:
-        """Return what engines are given as the model: a folder, or an id of the hub."""
+        """Return the model as an argument of engines: a folder, or an id of the hub."""
 
     def engine_env(self, engine: EnginePlan, plan: Plan) -> dict[str, str]:
         """Return the variables of an engine that differ between processes and containers."""
 
     def placed(self, service: Service, plan: Plan) -> Service:
-        """Return a service with what it gets as a container; as it is, if it is a process."""
+        """Return a service with its container's settings; unchanged, if it is a process."""

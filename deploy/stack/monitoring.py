@@ -14,7 +14,7 @@ from deploy.stack.service import ConfigFile, HealthCheck, Service
 GRAFANA_PASSWORD = "grafana_password"  # noqa: S105 - the name of the secret, not the secret
 SCRAPE_S = 10
 _LIMITS = "limits.yml"
-# Long texts, which change: each would be a time series of its own.
+# Long texts, which change: each would become another time series.
 DROPPED = "pdkit_(fix|kv|connector)_info|pdkit_store_last_failure_timestamp_seconds|.+_created"
 _MEMORY_MIB = 256
 # Prometheus replays its log first; Grafana migrates its database.

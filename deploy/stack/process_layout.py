@@ -9,7 +9,7 @@ from pathlib import Path
 from deploy.assets import Kit
 from deploy.planning.address import host_port
 from deploy.planning.engines import EnginePlan
-from deploy.planning.kv_server import KvServerPlan
+from deploy.planning.lmcache_server import LmcacheServerPlan
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.stack.layout import DRAINED, LOOPBACK, WILDCARDS, Endpoint, FilePlace
@@ -84,7 +84,7 @@ class ProcessLayout:
     def kv_server_env(self, plan: Plan) -> dict[str, str]:
         return {**self.temp_env, **_gpus_env(plan, [gpu.index for gpu in plan.gpus])}
 
-    def kv_metrics(self, server: KvServerPlan) -> Endpoint:
+    def kv_metrics(self, server: LmcacheServerPlan) -> Endpoint:
         return _on_loopback(server.metrics_port)
 
     @property
@@ -139,7 +139,7 @@ class ProcessLayout:
 
 
 def _gpus_env(plan: Plan, devices: Sequence[int]) -> dict[str, str]:
-    """Return what gives a process its GPUs and no others."""
+    """Return the variables that give a process its GPUs and no others."""
     visible = plan.vendor.visible_devices
     given = {visible: ",".join(map(str, devices))} if visible else {}
     return {**plan.vendor.process_env, **given}

@@ -119,7 +119,7 @@ class Service:
         depends_on: services that must be ready before this one is started.
         ready_s: seconds from its start within which it must be ready.
         host, port: where this machine reaches it; port 0 if it does not.
-        socket: a Unix socket of it, by which this machine's processes reach it instead; "" if none.
+        socket: its Unix socket, which this machine's processes use instead; "" if none.
         container: None if it is a process of this machine.
     """
 
@@ -172,8 +172,8 @@ class Stack:
     """All services of a stack, in an order in which each follows what it depends on.
 
     Attributes:
-        secrets: names of those that are made for it.
-        user_secrets: names of those that the user supplies.
+        secrets: names of secrets that the kit generates for it.
+        user_secrets: names of secrets that the user supplies.
         remote: engines of other hosts, or all of an exported stack, which are only asked.
     """
 

@@ -116,7 +116,7 @@ def tensor_bytes(tensor: Tensor, *, seed: str) -> bytes:
 
 @cache
 def _tables(run: EvenValues | Constant) -> tuple[bytes, bytes]:
-    """Return what each stream byte becomes: the low and the high byte of a bfloat16.
+    """Return a table from a stream's byte to the two bytes of a bfloat16.
 
     Byte b stands for the odd number 2b - 255, in 256ths of the amplitude.
     """

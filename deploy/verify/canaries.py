@@ -68,7 +68,7 @@ class Canary:
         return identity in (self.identity, *self.looked_under)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is recorded of it."""
+        """Return its entry in the record."""
         return {
             "tag": self.tag,
             "left_at": self.left_at,
@@ -199,7 +199,7 @@ def judged(
     answer: Completion,
     reused: tuple[int, int],
 ) -> Look:
-    """Return what a consumer's answer to a canary means.
+    """Judge a consumer's answer to a canary.
 
     Args:
         fresh: the answer of an engine that computed the prompt now.
@@ -226,7 +226,7 @@ class CanaryFindings:
 
     Attributes:
         known: canaries that were recorded when the check began.
-        left: the check left one of its own.
+        left: the check stored a canary.
         tolerance: the largest difference of log-probabilities that passes.
     """
 
@@ -241,7 +241,7 @@ class CanaryFindings:
         return [look for look in self.looks if look.loaded or look.held]
 
     def count(self, *outcomes: Outcome) -> int:
-        """Return how many canaries have one of these outcomes with every consumer that looked."""
+        """Count the canaries that have one of these outcomes with every consumer."""
         by_canary: dict[str, list[Look]] = {}
         for look in self.looks:
             by_canary.setdefault(look.tag, []).append(look)
@@ -277,8 +277,8 @@ class CanaryFindings:
                 "identity (model, version or settings)"
             )
         if look.outcome == "outdated":
-            return f"{away}; engines compute otherwise than then: KV of an older model or version"
-        return f"{away}; engines compute as they did then: the stored KV was damaged"
+            return f"{away}; engines now compute another answer: KV of an older model or version"
+        return f"{away}; engines still compute the same answer: the stored KV was damaged"
 
     @property
     def cause(self) -> str:
@@ -321,7 +321,7 @@ def kept(canaries: Sequence[Canary]) -> tuple[list[Canary], list[Canary]]:
 
 
 def from_record(raw: Any) -> tuple[list[Canary], int]:
-    """Return the canaries of a record, and how many of its entries are none.
+    """Return the canaries of a record, and the number of its damaged entries.
 
     Raises:
         ValueError: it is no record.

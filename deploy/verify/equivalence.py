@@ -146,10 +146,10 @@ def _largest_difference(expected: Mapping[str, float], actual: Mapping[str, floa
 
 
 def _behind(logprobs: Mapping[str, float], token: str) -> float:
-    """Return how far a token is behind the likeliest, at least.
+    """Return a lower bound of a token's distance from the likeliest one.
 
     One that is not listed is no likelier than the last of those that could have been it. Where
-    many tokens are about as likely, such as the first six, noise picks it all the same.
+    many tokens are about as likely, such as the first six, noise may pick it anyway.
     """
     likeliest, *others = sorted(logprobs.values(), reverse=True)
     return likeliest - logprobs.get(token, others[-1] if others else -math.inf)

@@ -40,19 +40,19 @@ class Findings:
             A chunk takes as many keys as its format has parts. None if unknown.
         past_server: pair → tokens that came from Redis, though LMCache's server had just got them.
         bypassed: prompts through the router that no producer saw.
-        unreached: aggregated engines that none of them saw.
+        unreached: aggregated engines to which the router sent no prompt.
         not_recomputed: producers whose answer was to be the reference, and came from the store.
         counted: what vLLM counted while the pairs were checked.
-        others: requests of others during the check.
+        others: requests of other clients during the check.
         path: what went to and from Redis meanwhile; None if the kit does not count it.
         failed: service → what it answered instead of a completion.
         too_short: why no prompt can have a whole chunk; "" if it can.
-        restarted: engines that were restarted during the check.
-        ended: engines that did not live through it, and were not.
+        restarted: engines that ended during the check and run again.
+        ended: engines that ended during the check and were not restarted.
         vanished: keys that had arrived and were gone when their chunks were not found.
         prompts: the user's own prompt, by pair.
-        canaries: what became of those of earlier checks; None if none can be left here.
-        noise: what each engine's answers differ by from its own; measured before any comparison.
+        canaries: results of the canaries of earlier checks; None if this stack cannot keep any.
+        noise: how much an engine's answers differ from its own; measured before any comparison.
     """
 
     pairs: list[PairResult] = field(default_factory=list)
@@ -221,7 +221,7 @@ def _misrouted(found: Findings) -> Iterator[Failure]:
 
 
 def _burst_failures(burst: Phase) -> Iterator[Failure]:
-    """Yield what is wrong of a burst: memory for staging may run short, so too few hits are not."""
+    """Yield failures of a burst. Too few hits are none: staging memory may run short."""
     if burst.failed:
         yield Failure(BURST, f"{burst.failed} of {burst.requests} requests at once failed")
     if burst.hits.hits > burst.hits.eligible and not burst.blurred:

@@ -40,7 +40,7 @@ class OwnPrompt:
 
     @property
     def eligible(self) -> int:
-        """Tokens that the store can serve to an engine that holds none of them."""
+        """Tokens that the store can serve to an engine without them."""
         return eligible_tokens(self.tokens, self.chunk_size)
 
     @property

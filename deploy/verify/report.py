@@ -93,7 +93,7 @@ class CheckReport:
             None if LMCache's own client moves it.
         others: requests of others that engines finished during the check; at least 1 if some
             were begun only.
-        vllm: the engines' release of it; "" if unknown.
+        vllm: the engines' version of vLLM; "" if unknown.
         prompts: the user's own prompt, by pair; empty if none was given.
         left_out: what was not checked, and why.
         canaries: what became of prompts of earlier checks; None if none can be left here.

@@ -97,7 +97,7 @@ class StorePath:
         )
 
     def since(self, earlier: StorePath) -> StorePath:
-        """Return what was counted after an earlier reading."""
+        """Return the difference from an earlier reading."""
         return StorePath(*map(sub, astuple(self), astuple(earlier)))
 
     @property
@@ -140,6 +140,6 @@ def failed_calls(samples: Iterable[Sample]) -> dict[str, float] | None:
 
 
 def late_answers(samples: Iterable[Sample]) -> float:
-    """Return the answers that left before their KV was stored, whoever's client stores it."""
+    """Count answers that were sent before their KV was stored, with any of the clients."""
     waits = [sample for sample in samples if sample.name == f"{PREFIX}barrier_waits_total"]
     return sum(sample.value for sample in waits if sample.labels.get("result") != "stored")

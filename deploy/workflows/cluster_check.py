@@ -51,7 +51,7 @@ class ClusterStack(RunningStack):
         return Stack(self.prepared.plan.name, "kubernetes", (), (), remote=self.services)
 
     def hint_on(self, service: Service) -> str:
-        """Return how to find out why a service does not answer."""
+        """Return the command that shows why a service does not answer."""
         kubectl = f"kubectl -n {self.namespace}"
         pods = f"-l app.kubernetes.io/component={service.role}"
         return f"{kubectl} get pods {pods}; {kubectl} logs {pods}"
@@ -101,7 +101,7 @@ def _await_stack(
 
 
 def _missing(plan: Plan, running: ClusterStack) -> Iterator[str]:
-    """Yield what the stack lacks of what was exported; there may be more engines."""
+    """Yield parts of the export that the stack lacks; more engines are fine."""
     wanted = Counter[ServiceRole](engine.role for engine in plan.engines)
     wanted.update({"redis": len(plan.redis), "router": 1})
     there = Counter(one.role for one in running.services)

@@ -26,7 +26,7 @@ from deploy.workflows.saved_state import restored_facts, restored_model
 from deploy.workflows.software import Containers
 
 FORMAT = 1
-# Who only asks a stack gives it no files.
+# A stack that is only looked at needs no files of the kit.
 _NO_KIT = Kit(Path(), Path(), Path())
 # Files and addresses of the machine that exported; no pod has them.
 _OF_THE_MACHINE: Any = {

@@ -79,7 +79,7 @@ def check_by_job(
     container = main_container(job["spec"]["template"]["spec"], NAME)
     limit_s = once_s // _repeats(container["command"]) * options.repeat
     job["spec"]["activeDeadlineSeconds"] = limit_s
-    # What it was told the last time is left out.
+    # The settings of its last run are left out.
     own = [word for word in container["command"] if not word.startswith("--")]
     container["command"] = [*own, "--json", *job_arguments(options, there)]
     report(f"the Job {NAME} runs in {kubectl.place}, for at most {limit_s} s")
@@ -162,7 +162,7 @@ def _job_there(kubectl: Kubectl, there: Sequence[Object]) -> Object:
 
 
 def _limit_s(kubectl: Kubectl, job: Object) -> int:
-    """Return how long the Job of an export may take."""
+    """Return the seconds that the Job of an export may take."""
     limit_s = job["spec"].get("activeDeadlineSeconds")
     if limit_s and main_container(job["spec"]["template"]["spec"], NAME).get("command"):
         return int(limit_s)
@@ -173,7 +173,7 @@ def _limit_s(kubectl: Kubectl, job: Object) -> int:
 
 
 def _repeats(command: Sequence[str]) -> int:
-    """Return how many runs a Job was given its time for."""
+    """Return the number of runs for which a Job has time."""
     found = (_REPEAT.fullmatch(word) for word in command)
     return next((int(one[1]) for one in found if one), 1)
 
@@ -198,7 +198,7 @@ class _Follower:
         self._told = ""
 
     def result(self, within_s: float) -> Object:
-        """Return what the Job's program said last."""
+        """Return the last lines of the Job's program."""
         deadline = time.monotonic() + within_s
         while True:
             left_s = deadline - time.monotonic()
@@ -221,7 +221,7 @@ class _Follower:
             time.sleep(_EVERY_S)
 
     def _end(self, left_s: float) -> Object | PdkitError | None:
-        """Return the result, or why there is none; None as long as it may still come."""
+        """Return the result, or the reason why it is missing; None while it may still come."""
         items = self._kubectl.objects("get", "jobs,pods", OF_CHECK)["items"]
         job = next((one for one in items if one["kind"] == "Job"), None)
         pods = [PodSeen.read(one) for one in items if one["kind"] == "Pod"]
@@ -288,7 +288,7 @@ class ClusterCheck:
 
 
 def said_by(line: str) -> Object | None:
-    """Return what a line of the log says to programs; None if it is for people."""
+    """Parse a line of the log that is for programs; None if it is for people."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

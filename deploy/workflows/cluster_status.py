@@ -94,7 +94,7 @@ def _absent(name: str, of: ClusterWorkload, kubectl: Kubectl) -> ServiceStatus:
 
 
 def _events(seen: Sequence[PodSeen]) -> Iterator[ServiceEvent]:
-    """Yield how the containers ended that ran before those of now."""
+    """Yield how earlier containers of a pod ended."""
     for pod in seen:
         if pod.last.get("finishedAt"):  # unknown where the node was lost
             why, code = pod.last.get("reason", "Error"), pod.last["exitCode"]
@@ -203,7 +203,7 @@ def _order(item: Object) -> tuple[int, int, str]:
 def _workloads(
     items: Sequence[Object], kubectl: Kubectl
 ) -> tuple[list[ClusterWorkload], list[str]]:
-    """Return what makes the stack's pods, and why that of the engines is unknown."""
+    """Return the workloads of the stack, and why those of engines are unknown."""
     found = [
         ClusterWorkload(
             _name(one),
@@ -243,7 +243,7 @@ def _lacking(
         if one.numbered:
             named = (f"{one.name}-{number}" for number in range(one.replicas))
             yield from ((name, one) for name in named if name not in there)
-        else:  # its pods have names of chance
+        else:  # the names of its pods are random
             yield from ((f"{one.name}-?", one) for _ in range(counts[one.role], one.replicas))
 
 
@@ -336,7 +336,7 @@ class ClusterWatch(Watch):
             began,
             up=True,
             what=in_a_line(look.topology, look.model, look.url),
-            shares_kv=False,  # nothing is said of Redis
+            shares_kv=False,  # the page does not mention Redis
             services={one.name: one for one in services},
             complaints=tuple(new),
         )

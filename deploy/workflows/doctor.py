@@ -123,7 +123,7 @@ def _refuse_contradiction(spec: StackSpec, home: Home, facts: Facts, model: Mode
 
 
 def _seen_without_plan(spec: StackSpec, home: Home, here: Survey, steps: NotedSteps) -> Seen:
-    """Return what can be seen of this machine without a plan."""
+    """Observe this machine without a plan."""
     return Seen(
         spec=spec,
         inventory=here.facts.inventory,
@@ -206,7 +206,7 @@ def _see_code(prepared: Prepared, home: Home) -> EngineCode:
 
 
 def _see_stack(prepared: Prepared, home: Home, here: Survey, steps: NotedSteps) -> StackSeen | None:
-    """Return what exists under this name; None if only Docker could tell, and does not answer."""
+    """Return the stack of this name; None if only Docker knows and does not answer."""
     if here.docker and here.docker.chosen and here.docker.trouble:
         return None
     spec, files = prepared.spec, home.stack(prepared.spec.name)
@@ -235,7 +235,7 @@ def _see_stack(prepared: Prepared, home: Home, here: Survey, steps: NotedSteps) 
 
 
 def _reports(existing: RunningStack) -> dict[str, Mapping[str, Any]]:
-    """Return what each engine that answers reports of its KV."""
+    """Return the KV report of each engine that answers."""
     pages = answering_pages(existing)
     kv = {name: ConnectorReport.read(page).kv for name, page in pages.items()}
     return {name: facts for name, facts in kv.items() if "rows" in facts}

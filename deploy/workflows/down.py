@@ -67,7 +67,7 @@ def stop_stack(
     try:
         url = remaining_keys_url(files.secrets_dir, url_file if volumes else None)
     except StateError as exc:
-        report(f"{exc.message}; keys that it left in your own Redis are not looked for")
+        report(f"{exc.message}; its keys in your own Redis are not looked for")
         url = ""
     records = state.services if state else {}
     # A pid of before a reboot is another process's.

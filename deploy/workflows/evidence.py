@@ -14,7 +14,7 @@ from deploy.config.compat import judge, options_on
 from deploy.config.engine_args import options
 from deploy.config.fields import IN_ENGINES
 from deploy.metrics.connector import ConnectorReport
-from deploy.metrics.kv_server import KvServerPressure
+from deploy.metrics.lmcache_server import LmcacheServerPressure
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.store_stats import StoreStats
 from deploy.runtime.engine_api import ApiError, EngineApi
@@ -56,7 +56,7 @@ class Readings:
         return self.store_after.grown(name, self.store_before)
 
     def page(self, service: str) -> MetricsPage:
-        """Return what a service counted in between."""
+        """Return a service's counts in between."""
         return self.pages_after[service].since(self.pages_before.get(service, MetricsPage()))
 
     @property
@@ -110,7 +110,7 @@ def tags_are_kept(running: RunningStack) -> bool:
 
 
 def store_use(seen: Readings, removed: int | None) -> StoreUse:
-    """Return how the check filled Redis, as far as it answered."""
+    """Return the use of Redis by the check, as far as Redis answered."""
     before, after = seen.store_before, seen.store_after
     last = after or before
     return StoreUse(
@@ -220,7 +220,7 @@ def connector_of(arguments: Sequence[str]) -> tuple[str | None, bool]:
 
 
 def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
-    """Return what is known of LMCache's server; little, where it does not answer."""
+    """Return the evidence on LMCache's server; little if it does not answer."""
     server = running.prepared.plan.kv_server
     if server is None:
         return None
@@ -232,7 +232,7 @@ def _server_facts(running: RunningStack, seen: Readings) -> ServerFacts | None:
         shm_engine_mib=plan.shared_memory_mib // len(plan.engines),
     )
     if {server.name} <= seen.pages_before.keys() & seen.pages_after.keys():
-        pressure = KvServerPressure.read(seen.page(server.name))
+        pressure = LmcacheServerPressure.read(seen.page(server.name))
         chunks = math.ceil(pressure.no_room / plan.limits.ranks)
         facts = replace(facts, no_room=chunks, evictions=pressure.evictions)
     url = running.stack.service(server.name).url

@@ -68,7 +68,7 @@ class Export:
         files: path → text.
         flavour: which objects hold the engines.
         pods: vendor → workload → number of pods.
-        secrets: names of those that the Secret must have.
+        secrets: names of the keys that the Secret must have.
         images: images that nodes must be able to pull.
         notes: what was assumed.
     """
@@ -228,7 +228,7 @@ def _vendor_stack(
         refuse_bad_pair(of_machine.spec, vendor, *pair, lambda _: None)
     layout = cluster_layout(images.by_name, kit)
     first = {engine.role: engine for engine in reversed(plan.engines)}
-    # Pods of a role are alike: one of each is built, whatever their number.
+    # Pods of a role are alike: one of each is built, however many there are.
     one_each = replace(plan, engines=tuple(reversed(first.values())))
     stack = build_stack(one_each, layout)
     engines = (service for service in stack.services if is_engine(service.role))
@@ -240,7 +240,7 @@ def _plan(spec: SettledSpec, home: Home, machine: Inventory) -> Plan:
     model = find_model(spec, home, spec.vendor)
     if model.source == "folder":
         raise ConfigError(
-            f"{model.ref} is a folder of this machine, which no pod has",
+            f"{model.ref} is a folder of this machine, which pods cannot see",
             setting="model",
             retry=({"--model": "OWNER/NAME"},),
         )

@@ -85,7 +85,7 @@ def _digest(file: Path) -> str:
 
 
 def next_commands(made: Export, spec: StackSpec, folder: Path) -> list[str]:
-    """Return what to type next, in this order."""
+    """Return the commands to type next, in this order."""
     kubectl = f"kubectl -n {made.namespace}"
     there, vendors = shlex.quote(str(folder)), list(made.pods)
     vendor = vendors[0] if len(vendors) == 1 else "VENDOR"

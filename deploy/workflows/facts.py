@@ -97,14 +97,14 @@ def with_needed_gpus(spec: StackSpec, machine: Inventory) -> Inventory:
 
 
 def runtime_here(spec: StackSpec, home: Home) -> str:
-    """Return what runs stacks on this machine: Docker Compose where it answers, else processes."""
+    """Return the runtime of this machine: Docker Compose if it answers, else processes."""
     if spec.runtime != "auto":
         return spec.runtime
     return "compose" if docker_answers(home.cache / "compose-plugin") else "process"
 
 
 def containers_here(spec: StackSpec, images: StackImages, info: Mapping[str, Any]) -> Containers:
-    """Return what containers are run with here; of missing images, only the names."""
+    """Return the images of containers here; of missing ones, only the names."""
     from deploy.workflows.images import found_images
 
     return _containers(spec, found_images(images), info)

@@ -23,7 +23,7 @@ def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
 
 
 def saved_plan(prepared: Prepared, action: str, *, fingerprint: str) -> SavedPlan:
-    """Return what is saved of a plan that is about to be started."""
+    """Return the record of a plan that is about to be started."""
     made = HistoryEntry(
         action=action,
         # Finer than a second, as the history is sorted by it.

@@ -141,7 +141,7 @@ def may_ask(spec: StackSpec) -> bool:
 
 
 def ask_hub(spec: StackSpec, model: Model) -> HubConfig:
-    """Return what the hub says of a model, asked as the engines will ask.
+    """Ask the hub for a model, as the engines will.
 
     Raises:
         HubError: it does not answer, or not with that.

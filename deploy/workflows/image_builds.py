@@ -46,7 +46,7 @@ def build(
 
 
 def _base(image: EngineImage | ServiceImage, report: Report) -> str:
-    """Return the catalogue's base, as it is named here or can be fetched."""
+    """Return the catalogue's base, by the name that works here."""
     base = image.base or ""
     if here := name_here(base, image.digest):
         return here
@@ -98,7 +98,7 @@ def build_arguments(
 
 
 def name_here(name: str, digest: str | None) -> str:
-    """Return how an image is named here: by its digest, else by its tag; "" if by neither.
+    """Return the name of an image here: its digest, or its tag; "" if it has neither.
 
     The tag does not count if it was pulled from the same repository by another digest. An image
     from a file, or tagged from a mirror's, has no digest of that repository.

@@ -27,7 +27,7 @@ _Image = TypeVar("_Image", EngineImage, ServiceImage)
 
 
 def reference_here(image: EngineImage | ServiceImage) -> str:
-    """Return what a stack names to run an image here: by its tag where no digest contradicts it."""
+    """Return the reference by which a stack runs an image: the tag, unless its digest differs."""
     if image.build or not image.digest:
         return image.image
     return name_here(image.image, image.digest) or reference(image)

@@ -58,7 +58,7 @@ def require_last_good_model(target: Prepared) -> None:
 
 
 def _change(prepared: Prepared) -> tuple[str, str]:
-    """Return what has changed: the first file, and how many others; "" if all are as planned."""
+    """Name the first changed file, and count the others; "" if none has changed."""
     was, what, changes = prepared.model, f"the weights in {prepared.model.ref}", []
     if was.files:
         of_hub = was.source == "hub"

@@ -101,8 +101,8 @@ def _differences(
     ours = kv_namespace(prepared.plan.name, seed)
     if theirs != ours:
         yield (
-            f"keeps its KV under {theirs}, this host under {ours}: they would never find each "
-            "other's",
+            f"keeps its KV under {theirs}, this host under {ours}: neither finds "
+            "the KV of the other",
             "use the same versions of pdkit, vLLM and LMCache, and the same name, model files, "
             "vendor, tp and settings of engine and lmcache on all hosts; deploy plan on each shows "
             "them (a context that follows from memory can differ: set engine.max_model_len)",

@@ -113,7 +113,7 @@ def _act_on(found: list[Finding], report: Report) -> None:
 
 
 def quick_look(prepared: Prepared, home: Home, info: Mapping[str, Any] | None) -> Seen:
-    """Return what can be seen at once, and is not checked elsewhere by `up`.
+    """Return the quick observations that `up` does not make elsewhere.
 
     Args:
         info: `docker info`; None if Docker was not asked.
@@ -191,7 +191,7 @@ def see_disks(prepared: Prepared, home: Home, info: Mapping[str, Any]) -> DisksS
 
 
 def see_hub(prepared: Prepared, home: Home) -> HubSeen | None:
-    """Return what is known of a hub's model without asking the hub; None for other models."""
+    """Return the cached facts of a hub's model; None for other models."""
     spec = prepared.spec
     if prepared.model.source != "hub":
         return None
@@ -209,7 +209,7 @@ def see_hub(prepared: Prepared, home: Home) -> HubSeen | None:
 
 
 def see_code(prepared: Prepared, home: Home) -> EngineCode:
-    """Return what engines will import. A good result is cached, by the digest of the code."""
+    """Inspect the code that engines will import. A good result is cached, by its digest."""
     where, gpus = place_of(prepared), prepared.plan.vendor.has_gpus
     digest = hashlib.sha256(f"{where.key(connector_path())}{gpus}{CODE_PROGRAM}".encode())
     file = home.cache / "doctor" / f"{digest.hexdigest()[:32]}.json"

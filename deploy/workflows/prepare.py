@@ -78,7 +78,7 @@ class Prepared:
 
     @cached_property
     def stack(self) -> Stack:
-        """The services. Built when they are asked for: showing a plan needs none of them."""
+        """The services. Built on first use: showing a plan needs none of them."""
         from deploy.stack.build import build_stack
 
         return build_stack(self.plan, self.layout)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from deploy.errors import PdkitError, StackUnhealthy, StateError
-from deploy.metrics.kv_server import KvServerUse
+from deploy.metrics.lmcache_server import LmcacheServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.planning.address import host_port
@@ -62,7 +62,7 @@ class RunningStack:
         return service_is_ready(service, self.launcher, password, within_s=within_s)
 
     def hint_on(self, service: Service) -> str:
-        """Return how to find out why a service does not answer."""
+        """Return the command that shows why a service does not answer."""
         if service in self.stack.remote:
             return f"deploy status on the host of {service.url}"
         return f"deploy logs {service.name} --name {self.stack.name}; deploy down; deploy up"
@@ -98,7 +98,7 @@ class RunningStack:
 
 
 def launcher_for(runtime: str, name: str, files: StackHome) -> Launcher:
-    """Return what starts and finds the services of a stack on its runtime."""
+    """Return the launcher of a stack's runtime."""
     if runtime == "compose":
         from deploy.runtime.compose.launcher import ComposeLauncher
 
@@ -179,12 +179,14 @@ def kv_server_page(running: RunningStack) -> dict[str, MetricsPage]:
     return {} if page is None else {server.name: page}
 
 
-def kv_server_use(running: RunningStack, pages: Mapping[str, MetricsPage]) -> KvServerUse | None:
-    """Return how LMCache's server is used, by its page; None if there is none."""
+def kv_server_use(
+    running: RunningStack, pages: Mapping[str, MetricsPage]
+) -> LmcacheServerUse | None:
+    """Return the use of LMCache's server; None if the stack has none."""
     server = running.prepared.plan.kv_server
     if server is None or server.name not in pages:
         return None
-    return KvServerUse.read(pages[server.name], server.kv_mib * MIB)
+    return LmcacheServerUse.read(pages[server.name], server.kv_mib * MIB)
 
 
 def store_of(running: RunningStack) -> AbstractContextManager[Store]:

@@ -51,7 +51,7 @@ class RestartPolicy:
 
 
 def shortage(launcher: Launcher, started: Started) -> tuple[str, str] | None:
-    """Return what a service that died while it started lacked, and the line of its log about it.
+    """Return the resource that a service lacked when it died, and the line of its log.
 
     Its memory or disk is another's at that moment, so that it was no fault of the service. None if
     it died of something else.
@@ -117,7 +117,7 @@ class CoreProgress:
 
 
 def waited_for(running: RunningStack, service: Service) -> tuple[float, ...]:
-    """Return what an engine's core has counted, () if it owes no answer or is unknown."""
+    """Return the counts of an engine's core; () if it has no requests or is unknown."""
     views = engine_views(running) or ()
     if not any(view.awaited for view in views if view.name == service.name):
         return ()

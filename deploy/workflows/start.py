@@ -152,7 +152,7 @@ class StackStart:
             self._report(f"{said}; {other}" if other else said)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return what does not watch the stack: why, its last log lines, and the next command."""
+        """Return the error of a supervisor that does not run, with its log and the next command."""
         name = self.prepared.stack.name
         return tuple(
             "\n".join(
@@ -338,7 +338,7 @@ def _batches(services: list[Service]) -> list[list[Service]]:
         names = {service.name for service in waiting}
         batch = [service for service in waiting if not names & set(service.depends_on)]
         if not batch:
-            raise ValueError(f"services wait for one another: {', '.join(sorted(names))}")
+            raise ValueError(f"services wait for each other: {', '.join(sorted(names))}")
         batches.append(batch)
         waiting = [service for service in waiting if service not in batch]
     return batches

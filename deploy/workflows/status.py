@@ -10,7 +10,7 @@ from typing import Any
 from deploy import __version__
 from deploy.metrics.connector import SILENT_WORKERS
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.kv_server import KvServerUse
+from deploy.metrics.lmcache_server import LmcacheServerUse
 from deploy.metrics.page import MetricsPage
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.store_stats import StoreStats
@@ -21,9 +21,9 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
+from deploy.workflows.fix_states import stack_warnings
 from deploy.workflows.history import stack_history
 from deploy.workflows.model_files import model_changed
-from deploy.workflows.patches import stack_warnings
 from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import (
     RunningStack,
@@ -75,7 +75,7 @@ class StackStatus:
         url: the address for clients.
         store: what Redis reports; None if it does not answer.
         user_redis: Redis is the user's own.
-        kv_server: what LMCache's server reports; None if there is none, or no answer.
+        kv_server: the report of LMCache's server; None without a server or an answer.
         history: earlier plans, the newest first.
         events: what died, came back, was restarted or drained, the oldest first.
         warnings: what to know before trusting the KV.
@@ -93,7 +93,7 @@ class StackStatus:
     services: Sequence[ServiceStatus] = ()
     store: StoreStats | None = None
     user_redis: bool = False
-    kv_server: KvServerUse | None = None
+    kv_server: LmcacheServerUse | None = None
     history: Sequence[HistoryEntry] = ()
     events: Sequence[ServiceEvent] = ()
     warnings: Sequence[str] = ()
@@ -205,7 +205,7 @@ def _of_engines(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list
 
 
 def _uncounted(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
-    """Return warnings about engines of this host; each host tells of its own."""
+    """Return warnings about engines of this host only."""
     return [
         f"{name}: {silent:.0f} of its workers did not report, so its counters may be old; if this "
         f"persists: deploy restart {name} --name {running.stack.name}"
@@ -284,7 +284,7 @@ def _url(service: Service) -> str:
 
 
 def page_counters(page: MetricsPage) -> tuple[CacheCounters | None, StorePath | None]:
-    """Return an engine's counters, and those of whoever uses Redis."""
+    """Return the counters of an engine, and of each service that uses Redis."""
     try:
         cache = CacheCounters.read(page)
     except LookupError:

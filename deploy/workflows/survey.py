@@ -108,7 +108,7 @@ class Survey:
 
 
 def facts_here(spec: StackSpec, home: Home, report: Report) -> Facts:
-    """Return what this machine has for a stack. Images may be missing: `with_images` gets them.
+    """Survey this machine for a stack. Images may be missing: `with_images` gets them.
 
     Raises:
         ConfigError: versions that do not belong together, or an image that cannot be.
@@ -181,7 +181,7 @@ def _see_docker(
 
 
 def _machine(spec: StackSpec, vendor: str, there: Inventory, policy: Policy) -> Inventory:
-    """Return the machine, with assumed GPUs in the place of those that it lacks.
+    """Return the machine, with assumed GPUs where it lacks some.
 
     Raises:
         ConfigError: the spec contradicts itself.

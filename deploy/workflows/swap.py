@@ -13,11 +13,11 @@ from deploy.planning.connector import UNUSED_SIZE
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
 from deploy.verify.report import CheckReport
-from deploy.workflows.exchange import PlanExchange, vendor_and_image
 from deploy.workflows.facts import without_held_gpus
 from deploy.workflows.history import last_good
 from deploy.workflows.hub import described_model
 from deploy.workflows.model_files import require_last_good_model
+from deploy.workflows.plan_swap import PlanSwap, vendor_and_image
 from deploy.workflows.preflight import require_shared_memory
 from deploy.workflows.prepare import Prepared, Report, engine_image, prepare
 from deploy.workflows.running import RunningStack, require_stack
@@ -29,7 +29,7 @@ from deploy.workflows.user_files import require_user_files
 
 @dataclass(frozen=True)
 class SwapTo:
-    """What to change; None stays as it is.
+    """The changes of a swap; None changes nothing.
 
     Attributes:
         image: of the engines; with another vendor, None is that vendor's own.
@@ -109,7 +109,7 @@ def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:
     require_user_files(planned, home.stack(name).secrets_dir)
     if not old.plan.kv_server:
         require_shared_memory(planned, home, report)
-    return _exchange(home, running, provided(planned, home, report), "swap", report)
+    return _swap_plans(home, running, provided(planned, home, report), "swap", report)
 
 
 def _checkable(home: Home, name: str) -> RunningStack:
@@ -160,7 +160,7 @@ def roll_back(home: Home, name: str, *, report: Report) -> SwapResult:
     require_user_files(target, home.stack(name).secrets_dir)
     if not running.prepared.plan.kv_server:
         require_shared_memory(target, home, report)
-    return _exchange(home, running, target, "rollback", report)
+    return _swap_plans(home, running, target, "rollback", report)
 
 
 def _require_still_there(target: Prepared, home: Home) -> None:
@@ -187,7 +187,7 @@ def _require_still_there(target: Prepared, home: Home) -> None:
         )
 
 
-def _exchange(
+def _swap_plans(
     home: Home, running: RunningStack, target: Prepared, action: str, report: Report
 ) -> SwapResult:
     began = time.monotonic()
@@ -198,15 +198,15 @@ def _exchange(
         kept = tuple(service.name for service in old.stack.services)
         seconds = time.monotonic() - began
         return SwapResult(old.stack.name, *names, connectors, kept, 0.0, seconds, None)
-    exchange = PlanExchange(home, running, target, action, report)
-    checked = exchange.run()
+    plan_swap = PlanSwap(home, running, target, action, report)
+    checked = plan_swap.run()
     return SwapResult(
         name=old.stack.name,
         before=names[0],
         after=names[1],
         connectors=connectors,
-        kept=exchange.kept,
-        down_s=round(exchange.down_s, 2),
+        kept=plan_swap.kept,
+        down_s=round(plan_swap.down_s, 2),
         seconds=round(time.monotonic() - began, 2),
         check=checked,
     )

@@ -164,7 +164,7 @@ class Deploy:
         found = 0
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or ())
-            found += "workflows.guard" in line and str(self.home) in line
+            found += "workflows.key_cleanup" in line and str(self.home) in line
         return found
 
     def assert_nothing_left(self, name: str, port: int) -> None:

@@ -170,7 +170,7 @@ def test_a_killed_check_leaves_no_keys(
         assert any(when in line for line in process.stderr)
     process.send_signal(how)
     process.communicate(timeout=60)
-    # Engines finish what they were asked for, and the guard waits for that.
+    # Engines finish what they were asked for, and the clean-up of keys waits for that.
     assert eventually(lambda: kit.guards() == 0)
     assert files(kit) == kept
     assert set(store.keys()) == before

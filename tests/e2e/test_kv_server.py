@@ -189,7 +189,7 @@ def test_nothing_listens_on_a_port_but_its_metrics(kit: Deploy, up: Any) -> None
     assert services["kv-server"]["condition"] == "ready"
     assert socket.is_socket()
     assert socket.parent.stat().st_mode & 0o077 == 0, "other users may not enter"
-    assert kit.ok("patches", "--name", NAME)["not_for"]
+    assert kit.ok("fixes", "--name", NAME)["not_for"]
 
 
 def test_a_killed_server_costs_no_answer(
@@ -378,7 +378,7 @@ def test_prometheus_sees_the_server_and_its_lack_of_room(
             return not empty() and any(loaded) and not not_on_page()
 
         assert eventually(done, every_s=2), (empty(), loaded, not_on_page())
-        firing = f'ALERTS{{stack="{NAME}",alertname="PdkitKvServerFull",alertstate="firing"}}'
+        firing = f'ALERTS{{stack="{NAME}",alertname="PdkitLmcacheServerFull",alertstate="firing"}}'
         assert eventually(lambda: found(prometheus, NAME, firing), every_s=1)
         assert found(prometheus, NAME, f'up{{stack="{NAME}",job="kv-server"}}') == [1]
     assert not not_on_page()

@@ -40,7 +40,7 @@ ONE_THING = {
     "Frame": ["metrics", "output"],
     "MetricRow": ["benchmark", "output"],
     "OwnPrompt": ["output", "verify"],
-    "Patches": ["output", "workflows"],
+    "Fixes": ["output", "workflows"],
     "Phase": ["output", "verify"],
     "Plan": ["output", "planning"],
     "RemoteEngine": ["config", "output"],

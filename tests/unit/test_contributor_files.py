@@ -1,24 +1,28 @@
-"""The workflow, the pre-commit hooks and the justfile: valid, and what they run exists."""
+"""The workflows, the pre-commit hooks and the justfile: valid, and what they run exists."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
+from deploy import __version__
 from tests.run import PARTS
 
 REPO = Path(__file__).resolve().parents[2]
 WORKFLOW = REPO / ".github" / "workflows" / "test.yml"
-AUDIT = WORKFLOW.with_name("audit.yml")
-FILES = (WORKFLOW, AUDIT, REPO / ".pre-commit-config.yaml", REPO / "justfile")
+WORKFLOWS = sorted(WORKFLOW.parent.glob("*.yml"))
+RELEASE = WORKFLOW.with_name("release.yml")
+FILES = (*WORKFLOWS, REPO / ".pre-commit-config.yaml", REPO / "justfile")
 # ./scripts/NAME, scripts/NAME.py, or a tool of the virtual environment.
 _SCRIPT = re.compile(r"\bscripts/[\w.-]+\w")
 _TOOL = re.compile(r"(?:\.venv/bin|\{\{bin\}\})/([\w-]+)")
@@ -26,7 +30,7 @@ _TOOL = re.compile(r"(?:\.venv/bin|\{\{bin\}\})/([\w-]+)")
 
 def missing(text: str) -> list[str]:
     """Return the scripts that do not exist and the tools that no test group installs."""
-    installed = {"python", "ruff", "mypy", "mkdocs", "lint-imports"}
+    installed = {"deploy", "python", "ruff", "mypy", "mkdocs", "lint-imports"}
     scripts = [path for path in _SCRIPT.findall(text) if not (REPO / path).is_file()]
     return [*scripts, *(set(_TOOL.findall(text)) - installed)]
 
@@ -58,13 +62,14 @@ def test_the_hook_watches_every_source_of_the_reference() -> None:
     assert not watched.search("docs/how-to/images.md")
 
 
-def test_the_workflow_is_one() -> None:
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_workflows_fit_the_schema_of_workflows(file: Path) -> None:
     schema = get_builtin_schema("vendor.github-workflows")
     validator = jsonschema.validators.validator_for(schema)(schema)
-    workflow, audit = (yaml.safe_load(one.read_text("utf-8")) for one in (WORKFLOW, AUDIT))
+    workflow = yaml.safe_load(file.read_text("utf-8"))
     assert list(validator.iter_errors(workflow)) == []
-    assert list(validator.iter_errors(audit)) == []
-    workflow["jobs"]["test"].pop("runs-on")
+    (first, *_) = workflow["jobs"].values()
+    first.pop("runs-on", None) or first.pop("uses")
     assert list(validator.iter_errors(workflow))
 
 
@@ -81,16 +86,101 @@ def weaknesses(folder: Path) -> str:
     return done.stdout if done.returncode else ""
 
 
-def test_a_strangers_action_must_be_pinned_by_commit(tmp_path: Path) -> None:
-    """What the lint step finds in the workflow, with its exceptions."""
+def test_actions_must_be_pinned_by_commit(tmp_path: Path) -> None:
+    """What the lint step finds in the workflows."""
     folder = shutil.copytree(REPO / ".github", tmp_path / ".github")
     assert weaknesses(folder) == ""
     file = folder / "workflows" / "test.yml"
-    file.write_text(file.read_text().replace("actions/checkout@", "somebody/checkout@"))
+    file.write_text(re.sub(r"(actions/checkout)@\w+", r"\1@v4", file.read_text()))
     assert "unpinned-uses" in weaknesses(folder)
 
 
-def test_the_workflow_may_write_nothing() -> None:
-    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_only_jobs_that_publish_may_write(file: Path) -> None:
+    workflow = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
-    assert all("@v" in step["uses"] for step in workflow["jobs"]["test"]["steps"] if "uses" in step)
+    rights = {name: job.get("permissions", {}) for name, job in workflow["jobs"].items()}
+    writing = {name: scopes for name, scopes in rights.items() if "write" in scopes.values()}
+    assert writing == (PUBLISHING if file == RELEASE else {})
+
+
+PUBLISHING = {
+    "images": {"contents": "read", "packages": "write"},
+    "publish": {"contents": "write"},
+    "site": {"id-token": "write", "pages": "write"},
+}
+
+
+def test_nothing_is_published_before_the_tests_have_passed() -> None:
+    jobs = yaml.safe_load(RELEASE.read_text(encoding="utf-8"))["jobs"]
+    assert jobs["test"]["uses"] == f"./.github/workflows/{WORKFLOW.name}"
+    for name in PUBLISHING:
+        before = {name}
+        while needed := {one for job in before for one in _needs(jobs[job])} - before:
+            before |= needed
+        assert {"test", "build"} <= before
+
+
+def _needs(job: dict[str, Any]) -> list[str]:
+    needs = job.get("needs", [])
+    return [needs] if isinstance(needs, str) else needs
+
+
+def test_the_wheel_is_tried_on_every_supported_python() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+    pythons = jobs["wheel"]["strategy"]["matrix"]["python"]
+    project = (REPO / "pyproject.toml").read_text(encoding="utf-8")
+    assert pythons == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert f'requires-python = ">={pythons[0]}"' in project
+
+
+def notes_of(version: str) -> str:
+    """Run the command by which the release workflow takes its text from the changelog."""
+    steps = yaml.safe_load(RELEASE.read_text(encoding="utf-8"))["jobs"]["build"]["steps"]
+    (command,) = (step["run"] for step in steps if "CHANGELOG.md" in step.get("run", ""))
+    command = command.partition(" >notes.md")[0]
+    environ = {**os.environ, "GITHUB_REF_NAME": f"v{version}"}
+    done = subprocess.run(
+        ("bash", "-c", command), cwd=REPO, env=environ, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_changelog_has_the_text_of_this_version() -> None:
+    notes = notes_of(__version__)
+    assert "### Added" in notes
+    assert "## [" not in notes
+    assert notes_of("9.9.9") == ""
+
+
+def without_a_row(rooms: str) -> list[str]:
+    """Return the folders with code that a text does not name, as `deploy/cli/`."""
+    git = ("git", "ls-files", "*.py", "*/Dockerfile", "scripts")
+    files = subprocess.run(git, cwd=REPO, capture_output=True, text=True, check=True).stdout
+    folders = {Path(file).parent for file in files.splitlines()} - {Path()}
+    named = {Path(name) for name in re.findall(r"`([\w/.]+)/`", rooms)}
+    named |= {
+        Path(room, part)
+        for line in rooms.splitlines()
+        for room in re.findall(r"^\| `([\w/.]+)/`", line)
+        for part in re.findall(r"`(\w+)/`", line.partition(" | ")[2])
+    }
+    inner = ("tests/unit", "tests/fixtures", "tests/gpu", "images", "tests/versions", "tests/hosts")
+    return sorted(
+        str(folder)
+        for folder in folders - named
+        if not any(Path(one) in folder.parents for one in inner)
+    )
+
+
+def test_every_folder_with_code_has_a_row_in_agents() -> None:
+    rooms = (REPO / "AGENTS.md").read_text(encoding="utf-8")
+    assert without_a_row(rooms) == []
+    assert "deploy/runtime/detect" in without_a_row(rooms.replace("runtime/detect", ""))
+
+
+def test_folders_that_agents_names_exist() -> None:
+    rooms = (REPO / "AGENTS.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `([\w/.]+)`", rooms, re.MULTILINE)
+    assert len(named) > 30
+    assert [path for path in named if not (REPO / path).exists()] == []

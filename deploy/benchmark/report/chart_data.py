@@ -48,7 +48,7 @@ SOURCES = {"external": "loaded from Redis", "local": "engine's cache", "computed
 
 @dataclass(frozen=True)
 class StackRuns:
-    """All runs of a stack together, with a name of its own.
+    """All runs of a stack together, under one name.
 
     Attributes:
         result: the first run's, with the repeats of all, and the medians of what each run measured
@@ -208,7 +208,7 @@ def goodput(found: Iterable[Point]) -> Iterator[dict[str, Any]]:
 
 
 def distribution(found: Iterable[Point], field: str) -> Iterator[dict[str, Any]]:
-    """Yield the share of requests, or tokens, that took at most so many ms."""
+    """Yield the share of requests, or tokens, that took at most that many ms."""
     for point in found:
         indexes = {repeat.index for repeat in point.repeats}
         values = sorted(
@@ -270,7 +270,7 @@ def _offered(point: Point) -> float:
 
 
 def stages(found: Iterable[Point]) -> Iterator[dict[str, Any]]:
-    """Yield the mean ms of a request in each stage, none of them within another."""
+    """Yield the mean ms of a request in each stage; stages do not overlap."""
     for point in found:
         ms: dict[str, float] = {}
         for (role, stage), name in _STAGES.items():

@@ -20,7 +20,7 @@ _SHAPES = (
     "triangle-left",
 )  # fmt: skip
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4], [8, 3, 2, 3, 2, 3])
-# Tol's light palette for kinds of time and of tokens, so that no colour stands for a stack, too.
+# Tol's light palette for kinds of time and of tokens, so that no colour is also a stack's.
 _KINDS = (
     "#77AADD", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#EEDD88", "#99DDFF", "#AAAA00",
     "#DDDDDD",

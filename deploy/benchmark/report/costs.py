@@ -12,7 +12,7 @@ from deploy.benchmark.results import RouterThroughput
 
 
 def redis_path_section(found: Sequence[Point]) -> Iterator[str]:
-    """Yield how fast KV moved to and from Redis, where it did."""
+    """Yield the speed of KV to and from Redis, for runs that moved some."""
     rows = [row for row in map(_path_row, found) if row]
     if rows:
         yield "<h2>Redis path</h2>"
@@ -52,7 +52,7 @@ def _moved(paths: Sequence[tuple[int, float]]) -> tuple[str, str]:
 
 
 def own_cost_section(runs: Sequence[StackRuns]) -> Iterator[str]:
-    """Yield what the kit adds to a request, where the runs measured it."""
+    """Yield the kit's own share of a request, if the runs measured it."""
     rows = [row for row in map(_cost_row, runs) if set(row[1:]) != {"-"}]
     if rows:
         yield "<h2>The kit's own cost</h2>"
@@ -106,7 +106,7 @@ def _per_gb(cpu_s: float | None) -> str:
 
 
 def usage_section(runs: Sequence[StackRuns]) -> Iterator[str]:
-    """Yield what each service and each GPU used, where the runs measured it."""
+    """Yield the CPU, memory and GPU use of each service, if the runs measured it."""
     services = [
         (run.name, name, number(use.cores), _gib(use.peak_rss_bytes))
         for run in runs

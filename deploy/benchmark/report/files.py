@@ -138,7 +138,7 @@ def _library() -> Any:
 
 
 def _install(package: str) -> str:
-    """Return what installs a package here; scripts/install makes an environment without pip."""
+    """Return the command that installs a package here; scripts/install makes no pip."""
     uv = Path(sys.prefix).parent / ".uv" / "bin" / "uv"
     if uv.exists():
         return f"{uv} pip install --python {sys.executable} {package}"

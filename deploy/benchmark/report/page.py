@@ -225,7 +225,7 @@ def _notes(runs: Sequence[StackRuns]) -> Iterator[str]:
 
 
 def topologies_section(sweep: Sweep) -> Iterator[str]:
-    """Yield the rate of each topology, the best first; where there is none, why."""
+    """Yield the rate of each topology, the best first, or the reason why it has no rate."""
     what = f"The highest rate that holds {sweep.slo}" if sweep.slo else "The throughput"
     yield "<h2>Topologies</h2>"
     yield (

@@ -29,7 +29,7 @@ class Capacity:
 
     Attributes:
         rate: requests per second of all GPUs together.
-        size: GPUs, or engines where there are none.
+        size: number of GPUs, or of engines on CPUs.
     """
 
     result: Result
@@ -91,7 +91,7 @@ def capacity(runs: Sequence[Result], *, searched: bool) -> Capacity | None:
 
 
 def _searched_rate(runs: Sequence[Result]) -> Estimate | None:
-    """Return the median of the searches; of too few, with the ends of their own intervals."""
+    """Return the median of the searches; with too few, the interval spans their own intervals."""
     searches = [one.rate_search for one in runs if one.rate_search]
     rate = median_of([one.highest_rate or 0.0 for one in searches])
     if rate.low is not None:
@@ -115,7 +115,7 @@ def _best_rate(runs: Sequence[Result]) -> Estimate | None:
 
 
 def verdict(results: Sequence[Result]) -> ReportVerdict:
-    """Return what these runs show together; only like runs have a verdict."""
+    """Return the verdict of runs with equal settings."""
     unlike = {one.field for other in results[1:] for one in differences(results[0], other)}
     shares = {one.rate_search.required_share for one in results if one.rate_search}
     if len(shares) > 1:

@@ -15,14 +15,21 @@ from deploy.cli.app import app
 _MODULES = {
     "check": "check",
     "doctor": "doctor",
+    "fixes": "fixes",
     "init": "init",
-    "patches": "patches",
     "restart": "restart", "drain": "restart", "undrain": "restart",
     "up": "stack", "plan": "plan", "render": "plan", "status": "status", "logs": "status",
     "down": "stack",
     "swap": "swap", "rollback": "swap",
 }  # fmt: skip
+# Other names of commands, as the first word that is typed.
+_ALIASES = {"patches": "fixes"}
 _GROUPS = ("bench", "bench_compare", "bench_sweep", "export", "images")
+
+
+def without_alias(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the command's own name where another one was typed."""
+    return [_ALIASES.get(word, word) if not at else word for at, word in enumerate(arguments)]
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:

@@ -77,7 +77,7 @@ def swap(
         to = SwapTo(vendor, image, connector, allow_untested)
         return swap_stack(home, stack, to, report)
 
-    return _exchange("swap", name, work)
+    return _run("swap", name, work)
 
 
 @app.command()
@@ -85,12 +85,10 @@ def rollback(*, name: Name = None, json: Json = False) -> CommandResult:
     """Return to the last plan that worked before this one."""
     from deploy.workflows.swap import roll_back
 
-    return _exchange(
-        "rollback", name, lambda home, stack, report: roll_back(home, stack, report=report)
-    )
+    return _run("rollback", name, lambda home, stack, report: roll_back(home, stack, report=report))
 
 
-def _exchange(
+def _run(
     command: str, name: str | None, work: Callable[[Home, str, Callable[[str], None]], SwapResult]
 ) -> CommandResult:
     from deploy.output.check_view import check_view

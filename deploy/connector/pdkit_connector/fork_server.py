@@ -36,7 +36,7 @@ def preload() -> None:
 
 
 def start() -> None:
-    """Fork the server; this process and those that it forks start by it what they would spawn."""
+    """Fork the server. This process and its forks then start their children through it."""
     server: Any = forkserver._forkserver
     address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
     alive_r, alive_w = os.pipe()

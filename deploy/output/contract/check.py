@@ -138,8 +138,8 @@ class CanaryLook(TypedDict):
     Attributes:
         age_s: seconds since that check stored the prompt's KV.
         outcome: `same`: stored KV gives the answer of a fresh computation. `outdated`: it does not,
-            and engines compute otherwise than when it was stored. `damaged`: it does not, and they
-            compute as then. `foreign`: KV of another identity was loaded. `evicted`: it is gone.
+            and engines now compute another answer. `damaged`: it does not, and they still compute
+            the earlier answer. `foreign`: KV of another identity was loaded. `evicted`: it is gone.
             `other`: it has another identity, and was not found. `silent`: no answer.
         loaded: tokens from the store.
         held: tokens from the consumer's own prefix cache, which it loaded and compared before.

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from deploy.doctor.finding import Finding
 from deploy.output.contract.check import Check
 from deploy.output.contract.dataclass_document import with_fields_of
-from deploy.workflows import doctor, patches
+from deploy.workflows import doctor, fix_states
 from deploy.workflows.restart import RestartResult
 from deploy.workflows.status import StackStatus
 from deploy.workflows.swap import SwapResult
@@ -143,8 +143,8 @@ class Swap(TypedDict):
     check: Check | None
 
 
-@with_fields_of(patches.Patches)
-class Patches(TypedDict):
+@with_fields_of(fix_states.Fixes)
+class Fixes(TypedDict):
     """The fixes in one place.
 
     Attributes:

@@ -41,7 +41,7 @@ class Trace:
         return {**named, "pdkit.tries": self.tries, **cached}
 
     def read(self, answer: bytes | bytearray) -> bool:
-        """Take from an answer, or an event of it, what it says; return whether it says it."""
+        """Note the cached tokens of an answer or an event; return whether it has them."""
         if found := _CACHED.findall(answer):
             self.cached = found[-1].decode()
         return bool(found)

@@ -133,7 +133,7 @@ def _check_session(name: str, value: list[Any], keys: tuple[str, ...]) -> None:
 
 
 def _items(left: list[Any], most: int) -> int | None:
-    """Return how many values are in some values; None if there are more than `most`."""
+    """Count values, nested ones too; None if there are more than `most`."""
     items = 0
     while left:
         value = left.pop()

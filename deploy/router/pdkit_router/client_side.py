@@ -356,7 +356,7 @@ class ClientConnection(asyncio.Protocol):
         self.refuse(Refused(408, "the request did not arrive in time"))
 
     def refuse(self, refused: Refused) -> None:
-        """Answer, and read no further: whoever is refused in the middle may still be sending."""
+        """Answer, and read no further: a client that is refused early may still be sending."""
         self._closing, self.keeps = True, False
         if self._task is not None:
             return
@@ -390,7 +390,7 @@ def too_many() -> Refused:
 
 
 def long_head() -> Refused:
-    """Return the refusal of a request whose head, or what is beside its body, is too long."""
+    """Return the error for a request whose headers, trailers or chunk extensions are too long."""
     return Refused(431, f"the head of the request is larger than {HEAD_BYTES} bytes")
 
 

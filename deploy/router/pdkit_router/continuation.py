@@ -86,7 +86,7 @@ class Transcript:
     """What a client was told of a stream, and what it takes to go on.
 
     Attributes:
-        fields: of the client's request, as far as they hold for the rest.
+        fields: fields of the client's request that also apply to the rest.
         problem: why it cannot be continued; "" if it can.
         asks: the engine is asked for token ids, which the client did not ask for.
         losses: engines that were lost meanwhile.

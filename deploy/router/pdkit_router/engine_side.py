@@ -37,9 +37,9 @@ class Exchange:
     Attributes:
         status: 0 until it is known.
         content_type: of the answer.
-        held: its body as far as it has come and was not taken.
+        held: the part of its body that has arrived and was not passed on.
         started: done with the first of the body, or its end.
-        ended: done when all of it came. Both fail with EngineLost.
+        ended: done when the whole body has arrived. Both fail with EngineLost.
     """
 
     def __init__(self, connection: EngineConnection) -> None:
@@ -100,7 +100,7 @@ class Exchange:
                 future.set_result(None)
             else:
                 future.set_exception(problem)
-                future.exception()  # whoever waits for another one has been told
+                future.exception()  # others that wait have got it
 
 
 class EngineConnection(asyncio.Protocol):
@@ -187,7 +187,7 @@ class EngineConnection(asyncio.Protocol):
         """Let the transport close."""
 
     def pause(self, exchange: Exchange, wanted: bool) -> None:
-        """Read no further, or go on, as long as it is this answer that comes."""
+        """Stop reading, or go on, unless another answer has begun."""
         if self.exchange is exchange:
             self._read(not wanted)
 
@@ -255,7 +255,7 @@ class Connections:
         return sum(one.is_awaited for one in self.open)
 
     def drop_idle(self) -> None:
-        """Close idle connections: an engine that came back knows none of them."""
+        """Close idle connections: a restarted engine does not know them."""
         for connection in self._idle:
             connection.transport.abort()
         self._idle.clear()

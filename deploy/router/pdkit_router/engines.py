@@ -19,11 +19,11 @@ _log = logging.getLogger("router")
 _EVERY_S = 0.4
 _ANSWER_S = 0.5  # so that a death is known within a second
 _GREET_S = 5.0  # of what is not used yet: a busy machine may take its time
-# What reading an answer raises that is JSON, or is not, and of any shape: its numbers may be
-# infinite, its levels without end.
+# Raised when an engine's answer is not the JSON that was expected. It may be any JSON, with
+# infinite numbers or too many levels, or no JSON at all.
 _ODD = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
-# An engine that computes may be silent for a while. What has not begun to answer is taken elsewhere
-# after the first, and what has is ended after the second.
+# An engine that computes may be silent for a while. After the first limit, requests that have no
+# answer yet move to another engine; after the second, streams that have begun end.
 _SILENT_S, _LONG_SILENT_S = 5.0, 30.0
 # The first request of an engine that came back is the router's own.
 _WARM_UP_S, _WARM_UP_TRIES = 20.0, 3
@@ -31,7 +31,7 @@ _WARM_UP_S, _WARM_UP_TRIES = 20.0, 3
 State = Literal["up", "silent", "down"]
 _BLOCK_BYTES = 256
 _BLOCKS = 256  # of a prompt; the rest does not matter for where it goes
-_KNOWN = 2**17  # blocks that are remembered, of whatever prompts
+_KNOWN = 2**17  # blocks that are remembered, of all prompts together
 # An engine may have this many requests more than the idlest one before others get its prompts.
 _AHEAD = 8
 
@@ -177,7 +177,7 @@ class Group:
         return sum(engine.serves for engine in self.all)
 
     def beginning(self, prompt: Any) -> Sequence[bytes]:  # noqa: ARG002
-        """Return what `choose` takes of a prompt: nothing."""
+        """Return an empty key: this choice ignores the prompt."""
         return ()
 
     def choose(
@@ -341,7 +341,7 @@ class PrefixGroup(Group):
 
 
 def _blocks(prompt: Any) -> Iterator[bytes]:
-    """Yield a name for each whole block of a prompt's beginning; it stands for all before it, too.
+    """Yield a name for each whole block at the start of a prompt, made from all text up to its end.
 
     `prompt` is text, token ids or messages.
     """

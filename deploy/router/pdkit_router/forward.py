@@ -1,4 +1,4 @@
-"""Prefill on a producer, then decode on a consumer; on others where one of them is lost.
+"""Prefill on a producer, then decode on a consumer; on another one if an engine is lost.
 
 Without producers, consumers stand for aggregated engines: each does both.
 """
@@ -52,7 +52,7 @@ class NoEngine(Exception):
 
 @dataclass
 class Budget:
-    """How often requests may be tried again, so that all who do so make no failure worse."""
+    """Limits retries of all requests together, so that they do not make a failure worse."""
 
     size: float = 256.0
     a_second: float = 16.0
@@ -60,7 +60,7 @@ class Budget:
     at: float = 0.0
 
     def take(self) -> bool:
-        """Take one of what is left; False if nothing is."""
+        """Take one retry from the budget; False if none is left."""
         now = asyncio.get_running_loop().time()
         self.left = min(self.size, self.left + (now - self.at) * self.a_second)
         self.at = now
@@ -306,7 +306,7 @@ class Forwarder:
     async def _continue(self, lost: Engine, events: Events, todo: Work) -> None:
         """Have another engine go on with a stream, or end it with an error."""
         events.told.losses += 1
-        lost.busy -= 1  # by this stream, of which it has nothing left
+        lost.busy -= 1  # this stream no longer runs there
         try:
             await self._finish(lost, events, todo)
         finally:
@@ -335,7 +335,7 @@ class Forwarder:
             events.answer.piece(told.failure(why))
 
     async def _rest(self, lost: Engine, events: Events, todo: Work) -> str:
-        """Pass the rest of a stream on; return why there is none, "" if there is."""
+        """Pass the rest of a stream on; return the reason if there is no rest, else ""."""
         async with asyncio.timeout(self.answer_s) as limit:
             todo.limit = limit
             if not events.told.again():
@@ -356,7 +356,7 @@ class Forwarder:
         return ""
 
     async def _settled(self, lost: Engine, told: Transcript) -> int | None:
-        """Return how many tokens make up the text that the client has; None if it is no number.
+        """Return the number of tokens in the text that the client has; None if unknown.
 
         An engine holds text back while a character, or what may be a stop string, is not complete.
         """

@@ -1,4 +1,4 @@
-"""A request as it came and as it is passed on: what is served, and what engines are sent of it."""
+"""A client's request: which ones are served, and which parts of it engines get."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Request:
 
     @property
     def content_length(self) -> int | None:
-        """The length that was named; None if the body is chunked or there is none."""
+        """The announced length; None if the body is chunked or there is no body."""
         given = self.header("content-length")
         return int(given) if given else None
 
@@ -141,7 +141,7 @@ class Work:
 
     Attributes:
         prefill: the body for a producer, until it has it; None if one engine answers alone.
-        beginning: of the prompt, as the engines that answer are chosen by it.
+        beginning: start of the prompt, by which engines are chosen.
         transcript: of an answer that comes in events; None of others.
         span: of the request, where it is traced.
         limit: of the time that its tries have.
@@ -164,7 +164,7 @@ class Work:
 def work(
     request: Request, *, others: bool, beginning: Callable[[Any], Sequence[bytes]] = lambda _: ()
 ) -> Work:
-    """Return what engines are sent; the request keeps no copy of its body.
+    """Return the body for engines; the request keeps no copy of it.
 
     Args:
         others: more than one engine can answer, so that a stream may outlive the first.

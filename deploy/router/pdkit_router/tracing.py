@@ -56,7 +56,7 @@ class Span:
     error: str = ""
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Return what makes the spans of an engine steps of this one."""
+        """Return the `traceparent` that makes an engine's spans children of this one."""
         return (("traceparent", f"00-{self.trace}-{self.id}-{self.sampled:02x}"),)
 
     def answered(self, status: int) -> None:

@@ -58,7 +58,7 @@ def ask_engine(
 
 
 def inspect(path: str) -> Mapping[str, Any] | None:
-    """Return what the engine tells of a container or an image; None if it has none such."""
+    """Inspect a container or an image; None if it does not exist."""
     try:
         found: Mapping[str, Any] = json.loads(ask_engine("GET", f"{path}/json"))
     except DockerRefused as exc:

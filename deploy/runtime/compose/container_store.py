@@ -45,7 +45,7 @@ class ContainerStore:
         return self._ask("PING").split() == ["OK", "PONG"]
 
     def refusal(self) -> Refusal | None:
-        """Return what Redis says instead of serving; None if it serves, or says nothing."""
+        """Return Redis's error message if it refuses to serve; None if it serves or is silent."""
         lines = [line.strip() for line in self._ask("PING").splitlines() if line.strip()]
         if not lines or lines == ["OK", "PONG"]:
             return None
@@ -81,7 +81,7 @@ class ContainerStore:
         return removed
 
     def _ask(self, *commands: str) -> str:
-        """Return what Redis answers to the password and to commands, "" if it does not."""
+        """Return Redis's answer to the password and to commands; "" without one."""
         if self._run is None:
             return ""
         try:

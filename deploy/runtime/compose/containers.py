@@ -81,7 +81,7 @@ class FoundContainer:
         return _payload(answer).decode("utf-8", "replace")
 
     def memory(self) -> Mapping[str, Any]:
-        """Return what its processes use, in bytes."""
+        """Return the memory of its processes, in bytes."""
         answer = ask_engine("GET", f"{self._path}/stats", **{"stream": 0, "one-shot": 1})
         found: Mapping[str, Any] = json.loads(answer).get("memory_stats") or {}
         return found
@@ -142,7 +142,7 @@ def remove_networks_and_volumes(label: str) -> None:
 
 
 def _payload(frames: bytes) -> bytes:
-    """Return what frames of the engine carry: each has 8 bytes of head, the last 4 its size."""
+    """Return the payload of the engine's frames: 8 bytes of head, the last 4 its size."""
     found, at = [], 0
     while at < len(frames):
         ends = at + 8 + int.from_bytes(frames[at + 4 : at + 8], "big")

@@ -68,7 +68,7 @@ def _files_that_decide() -> str:
 
 
 def _lines(files: Iterable[Path]) -> str:
-    """Return a line for each file that is there; it is another if the file is."""
+    """Return a line for each file that exists; it changes whenever the file is replaced."""
     lines = ""
     for file in files:
         with suppress(OSError):

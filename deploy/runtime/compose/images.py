@@ -160,7 +160,7 @@ def build_image(
 
 
 def probe_versions(image: FoundImage, interpreter: str) -> ImageVersions:
-    """Return what is in an engine image: by its labels, else by asking the packages in it."""
+    """Return the versions in an engine image: from its labels, or from its packages."""
     if VLLM_LABEL in image.labels and LMCACHE_LABEL in image.labels:
         return ImageVersions(image.labels[VLLM_LABEL], image.labels[LMCACHE_LABEL])
     run = ("run", "--rm", "--network", "none", "--entrypoint", interpreter)

@@ -222,7 +222,7 @@ class ComposeLauncher:
         end_containers(found, grace_s)
 
     def marked(self) -> int:
-        """Return how many containers carry this stack's mark."""
+        """Count the containers with this stack's mark."""
         return len(self._containers())
 
     def stop_marked(
@@ -281,7 +281,7 @@ class ComposeLauncher:
         return container
 
     def _find(self, name: str) -> FoundContainer | None:
-        """Return the service's container as it is now, or was `at_once`; whoever made it."""
+        """Return the service's container, now or as read `at_once`, no matter who made it."""
         if self._seen is not None:
             return self._seen.get(name)
         found = self._containers(f"com.docker.compose.service={name}")

@@ -62,7 +62,7 @@ def find_amd(tools: Tools, root: Path = Path("/")) -> Found:
 
 
 def _ask(tools: Tools) -> tuple[tuple[Card, ...], tuple[str, ...]]:
-    """Return what the first tool that answers says of the GPUs, and a line for each one asked."""
+    """Return the GPUs by the first tool that answers, and a line for each tool."""
     lines: list[str] = []
     for (name, *arguments), parse in ((AMD_SMI, parse_amd_smi), (ROCM_SMI, parse_rocm_smi)):
         answer = tools.ask(name, *arguments)
@@ -79,7 +79,7 @@ def _ask(tools: Tools) -> tuple[tuple[Card, ...], tuple[str, ...]]:
 
 
 def matching(gpu: KfdGpu, index: int, cards: Sequence[Card], count: int) -> Card | None:
-    """Return what a tool said of this GPU: by the kernel's number, else by PCI address.
+    """Return a tool's entry for this GPU: by the kernel's number, or by PCI address.
 
     If the tool gives neither, its order is taken for the kernel's, provided that it lists as many.
     """
@@ -134,7 +134,7 @@ def _kfd_lines(listed: Sequence[KfdGpu], gpus: Sequence[Gpu], root: Path) -> tup
 def _visible(
     gpus: tuple[Gpu, ...], listed: Sequence[KfdGpu], environ: Mapping[str, str]
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return what the user's environment leaves; HIP counts in what ROCR's variable left."""
+    """Return the GPUs that the environment leaves visible; HIP's variable counts in ROCR's list."""
     hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
     indices = list(range(len(listed)))
     lines: list[str] = []

@@ -12,7 +12,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def container_gpus(info: Mapping[str, Any] | None, cdi_kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return how containers get GPUs: 'nvidia', then kinds such as 'nvidia.com/gpu', in order.
+    """Return the ways in which containers get GPUs: 'nvidia', then CDI kinds, in order.
 
     Args:
         info: the Docker daemon's `info`; None means not asked, so nothing is known.

@@ -74,7 +74,7 @@ def _hint(path: Path, raw: object) -> str:
 def _machine(raw: object) -> dict[str, Any]:
     """Return the plain values of an inventory, complete and checked."""
     if not isinstance(raw, dict):
-        raise _Wrong("describes no machine: expected lines such as 'cpus: 64'")
+        raise _Wrong("does not describe a machine: expected lines such as 'cpus: 64'")
     _refuse_unknown(raw, _MACHINE_KEYS, "")
     values = {**raw, **{key: _number(raw, key, "") for key in ("cpus", "memory_mib")}}
     values["gpus"] = _gpus(raw.get("gpus"))

@@ -15,7 +15,7 @@ FIELDS = ("index", "uuid", "name", "memory.total", "compute_cap", "mig.mode.curr
 _OPTIONAL = FIELDS[4:]
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
 _NONE = "No devices were found"
-# What stands for the memory of a GPU that has none of its own, such as GB10's.
+# Shown for the memory of a GPU that shares the host's, such as GB10's.
 _SHARED = ("[N/A]", "N/A", "[Not Supported]", "Not Supported")
 
 
@@ -95,7 +95,7 @@ def _why_none(answer: ToolOutput) -> str:
     if _NONE in answer.stdout + answer.stderr:
         return "no devices were found"
     said = first_line(answer.stdout) or "nothing"
-    return answer.problem or f"no GPU in its answer, which is: {said}"
+    return answer.problem or f"no GPU in its output: {said}"
 
 
 def _ask(tools: Tools) -> tuple[ToolOutput, tuple[str, ...]]:
@@ -143,7 +143,7 @@ def usable(
 
 
 def restrict(found: Found, listed: Sequence[NvidiaGpu], setting: str | None) -> Found:
-    """Return what CUDA_VISIBLE_DEVICES leaves; a shared machine's scheduler sets it."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible; schedulers set it."""
     if setting is None:
         return found
     places = visible_positions(setting, [one.gpu.uuid for one in listed])

@@ -51,7 +51,7 @@ class Tools:
         return shutil.which(name, path=os.pathsep.join([self.environ.get("PATH", ""), *folders]))
 
     def ask(self, name: str, *arguments: str) -> ToolOutput:
-        """Run a tool; whatever goes wrong is in the answer's `problem`."""
+        """Run a tool; any failure is in the answer's `problem`."""
         path = self.find(name)
         if path is None:
             return ToolOutput(problem=NOT_INSTALLED)
@@ -69,7 +69,7 @@ class Tools:
         Raises:
             OSError: it does not start.
         """
-        # A session of its own, so that helpers the tool started can be ended with it.
+        # Its own session, so that helpers that the tool started can be ended with it.
         return subprocess.Popen(
             (path, *arguments),
             stdin=subprocess.DEVNULL,

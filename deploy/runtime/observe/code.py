@@ -97,7 +97,7 @@ print(json.dumps(found))
 
 
 def code_of_interpreter(python: str, environ: Mapping[str, str], *, gpus: bool) -> EngineCode:
-    """Return what an interpreter holds; `environ` is set on top of this process' own."""
+    """Inspect the packages of an interpreter; `environ` is set on top of this process's own."""
     try:
         done = run_python(
             python, "-c", PROGRAM, *_words(gpus), environ=environ, timeout_s=_TIMEOUT_S
@@ -110,7 +110,7 @@ def code_of_interpreter(python: str, environ: Mapping[str, str], *, gpus: bool) 
 def code_of_image(
     image_id: str, interpreter: str, what: str, devices: DeviceAccess | None, *, gpus: bool
 ) -> EngineCode:
-    """Return what an image holds, by a container without a network; `what` is its name."""
+    """Inspect the packages of an image, in a container without a network."""
     arguments = (
         "run", "--rm", "--network", "none", "--cap-drop", "ALL",
         *(device_options(devices) if devices else ()),

@@ -33,7 +33,7 @@ _KFD_NODES = Path("sys/class/kfd/kfd/topology/nodes")
 
 
 def see_gpus(gpus: Iterable[Gpu], tools: Tools | None = None, root: Path = Path("/")) -> GpusSeen:
-    """Return what is known of the GPUs of a plan, all of one vendor."""
+    """Observe the GPUs of a plan, all of one vendor."""
     ours = list(gpus)
     if not ours:
         return GpusSeen()

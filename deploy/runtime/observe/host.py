@@ -19,7 +19,7 @@ _CLOCK_TIMEOUT_S = 2.0
 
 
 def see_host(root: Path = Path("/"), limits: CgroupLimits | None = None) -> HostSeen:
-    """Return what the kernel says; only files are read.
+    """Read the kernel's settings from files.
 
     Args:
         root: below it lie /proc, /sys and /dev.

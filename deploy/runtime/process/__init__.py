@@ -1,1 +1,1 @@
-"""The process runtime: services as local processes, each in a session of its own."""
+"""The process runtime: services as local processes, each in its own session."""

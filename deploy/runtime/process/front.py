@@ -29,8 +29,8 @@ class RunningSupervisor:
     """A supervisor that answers.
 
     Attributes:
-        front: the router's listening socket, a copy of the caller's own; None if it has none.
-        version: of the kit that it is of; "" if that does not say.
+        front: a copy of the router's listening socket, for the caller; None if it has none.
+        version: the version of pdkit that runs it; "" if it does not answer that.
     """
 
     pid: int

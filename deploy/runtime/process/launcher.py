@@ -224,7 +224,7 @@ class ProcessLauncher:
         """Do nothing: processes of other home folders have another mark."""
 
     def marked(self) -> int:
-        """Return how many sessions carry this stack's mark."""
+        """Count the sessions with this stack's mark."""
         return len(sessions.marked_sessions(MARKER, self._home.root))
 
     def stop_marked(

@@ -1,4 +1,4 @@
-"""Operating-system sessions: start a program in one of its own, find and end all that is in it.
+"""Operating-system sessions: start a program in a new one, find and end all its processes.
 
 An engine starts helpers of its own. They share its session, so the session, not the one process,
 is what is watched and ended.
@@ -43,7 +43,7 @@ def spawn(
     cwd: Path,
     pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, its output appended to `log`.
+    """Start a program in a new session, its output appended to `log`.
 
     Raises:
         OSError: the program cannot be started.

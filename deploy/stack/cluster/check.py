@@ -60,7 +60,7 @@ def check_files(stacks: Mapping[str, VendorStack], name: str, space: str) -> dic
 
 
 def _base(stack: VendorStack, name: str, head: Object, code: Sequence[CodeMap]) -> dict[str, str]:
-    """Return what is the same for all vendors: the program, and whom it reaches."""
+    """Return the objects that all vendors share: the program, and its network policies."""
     kustomization = {
         **head,
         "resources": ["network-policies.yaml"],

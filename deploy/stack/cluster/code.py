@@ -40,14 +40,14 @@ class CodeMap:
 
 
 def code_of(role: ServiceRole) -> tuple[CodeMap, ...]:
-    """Return what the pods of a role get of the kit's code."""
+    """Return the kit's code for the pods of a role."""
     if is_engine(role):
         return _by_folder("connector", connector_path())
     return _by_folder("router", router_path()) if role == "router" else ()
 
 
 def tiny_model_code() -> CodeMap:
-    """Return what makes the tiny model; Python alone runs it."""
+    """Return the code that makes the tiny model, which needs Python only."""
     files = [
         _PACKAGE / "__init__.py",
         _PACKAGE / "errors.py",

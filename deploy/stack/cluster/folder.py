@@ -92,7 +92,7 @@ def _components(stack: VendorStack, form: Form) -> dict[str, str]:
         + objects_yaml([{**COMPONENT, **objects}]),
         "monitoring/objects.yaml": objects_yaml(monitoring(stack.services, stack.plan, form.space)),
     }
-    # The roles of a DisaggregatedSet are scaled by objects of its own.
+    # The roles of a DisaggregatedSet are scaled by other objects.
     if not form.as_set:
         own = {**COMPONENT, **objects, "patches": without_replicas(stack)}
         files["autoscaling/kustomization.yaml"] = _SCALING_HEAD + objects_yaml([own])

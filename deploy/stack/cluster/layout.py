@@ -1,4 +1,4 @@
-"""Where the parts of a stack lie in a Kubernetes cluster, whose pods have names of their own."""
+"""Where the parts of a stack are in a Kubernetes cluster, whose pods have other names."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ class ClusterLayout(ContainerLayout):
         env = super().engine_env(engine, plan)
         if not plan.vendor.has_gpus:
             return env
-        # Each pod has a cache of its own: no need for a folder of its engine's name.
+        # Each pod has its own cache: no need for a folder with its engine's name.
         home = f"{ENGINE_CACHE}/home"
         return {**env, "HOME": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}

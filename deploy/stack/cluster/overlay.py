@@ -168,12 +168,12 @@ def _complete_engine(service: Service, stack: VendorStack, pod: Object) -> None:
 
 
 def engine_ends_s(plan: Plan) -> int:
-    """Return how long an engine may take to end: until it is left alone, and for its requests."""
+    """Return the seconds that an engine may take to end, its last requests included."""
     return _NOTICED_S + LEAVES_S + math.ceil(plan.spec.timeouts.stop_s)
 
 
 def _device_rights(groups: Sequence[int], seccomp: str) -> Object:
-    """Return what device nodes of AMD's ask for: their groups, and calls that place memory."""
+    """Return the rights that AMD's device nodes need: groups, and calls that place memory."""
     profile = {"type": "Localhost", "localhostProfile": f"{SECCOMP}/{seccomp}"}
     return {
         **({"supplementalGroups": list(groups)} if groups else {}),

@@ -58,7 +58,7 @@ class PodSeen:
 
     @classmethod
     def read(cls, pod: Mapping[str, Any]) -> PodSeen:
-        """Return what is known of a pod."""
+        """Read the state of a pod."""
         role, status = role_of(pod), pod.get("status", {})
         container = container_name(cast(ServiceRole, role))
         every = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
@@ -102,7 +102,7 @@ def _said(
 
 
 def job_end(job: Mapping[str, Any]) -> str:
-    """Return how a Job ended, in Kubernetes' words; "" as long as it has not."""
+    """Return the condition with which a Job ended; "" while it runs."""
     for one in job.get("status", {}).get("conditions", ()):
         if one["status"] == "True" and one["type"] in ("Complete", "Failed"):
             return ": ".join(filter(None, (one["type"], one.get("reason"), one.get("message"))))

@@ -73,7 +73,7 @@ def pod_template(service: Service, stack: str, program: Sequence[str]) -> dict[s
 
 
 def restricted_pod() -> dict[str, Any]:
-    """Return what every pod has of the Pod Security Standard `restricted`, and of this stack."""
+    """Return the settings of every pod: those of the standard `restricted`, and the stack's."""
     return {
         # A pod of this stack never speaks to Kubernetes.
         "automountServiceAccountToken": False,
@@ -118,7 +118,7 @@ def _fill_in(image: str, interpreter: str) -> dict[str, Any]:
 
 
 def small_resources() -> dict[str, Any]:
-    """Return what a program takes that writes a few files."""
+    """Return the resources of a program that writes a few files."""
     return {
         "requests": {"cpu": "100m", "memory": "64Mi"},
         "limits": {"cpu": "1", "memory": "256Mi"},
@@ -181,7 +181,7 @@ def tls_mounts(service: Service) -> list[dict[str, Any]]:
 
 
 def _probes(service: Service) -> dict[str, Any]:
-    """Return what tells starting, ready and dead apart; one that exits needs no probe."""
+    """Return the probes of a service; one that exits when it fails needs none for that."""
     if service.role == "redis":
         ready: dict[str, Any] = {"exec": {"command": ["sh", "-c", _PING]}}
         alive = ready

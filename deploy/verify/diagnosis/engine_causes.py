@@ -156,7 +156,7 @@ def identity(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         "engine_differs",
-        "engines do not run the same, so each finds no KV of the others: " + "; ".join(apart),
+        "engines differ in what they run, so each finds no KV of the others: " + "; ".join(apart),
         evidence.restart_hint(),
     )
 

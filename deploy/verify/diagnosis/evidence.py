@@ -182,12 +182,12 @@ class Evidence:
         return {kind for kinds in self.calls_failed().values() for kind in kinds}
 
     def restart_hint(self) -> str:
-        """Return what starts every engine as it was planned."""
+        """Return the commands that start every engine as planned."""
         return f"deploy down --name {self.stack}; deploy up --name {self.stack}"
 
 
 def said_by(told: Mapping[str, object]) -> str:
-    """Return what services said, those together that said the same."""
+    """Join the answers of services into one line; services with equal answers share an entry."""
     by_value: dict[str, list[str]] = {}
     for name, value in told.items():
         by_value.setdefault(str(value), []).append(name)

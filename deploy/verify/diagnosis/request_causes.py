@@ -79,7 +79,7 @@ def wrong_kv(evidence: Evidence) -> Diagnosis | None:
 
 
 def stale_kv(evidence: Evidence) -> Diagnosis | None:
-    """KV that an earlier check stored, and that answers otherwise than a fresh computation."""
+    """KV of an earlier check gives another answer than a fresh computation."""
     if not evidence.stale:
         return None
     return Diagnosis("stale_kv", evidence.stale, evidence.emptying)

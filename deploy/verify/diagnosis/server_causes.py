@@ -90,6 +90,6 @@ def forgets(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         "engine_unknown",
         f"LMCache's server does not know {join(unknown)}, and stores and loads nothing for it: it "
-        "forgets an engine that stood still for minutes",
+        "forgets an engine that was suspended for minutes",
         "; ".join(f"deploy restart {name} --name {evidence.stack}" for name in unknown),
     )

@@ -31,7 +31,7 @@ def unreachable(evidence: Evidence) -> Diagnosis | None:
 
 
 def _started_again(evidence: Evidence) -> str:
-    """Return what starts LMCache's server that ended, or one that hangs, again."""
+    """Return the command that starts LMCache's server again; "" if the stack has none."""
     if evidence.server is None:
         return ""
     command = "up --resume" if evidence.store.restarted else f"restart {evidence.server.name}"
@@ -207,7 +207,7 @@ def _first_failed(evidence: Evidence) -> str:
 
 
 def _words(evidence: Evidence, kinds: set[str]) -> str:
-    """Return which engines got these errors, how often, and one message of Redis."""
+    """Describe these errors: the engines, how often, and one message of Redis."""
     failed = evidence.calls_failed()
     told = {name: {k: n for k, n in found.items() if k in kinds} for name, found in failed.items()}
     said = next((e.said for e in evidence.engines if e.said and told.get(e.name)), "")

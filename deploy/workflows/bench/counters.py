@@ -90,7 +90,7 @@ def hit_tokens(
 
 
 def redis_path(running: RunningStack, before: Pages, after: Pages) -> RedisPathUse | None:
-    """Return what went to and from Redis.
+    """Return the traffic to and from Redis.
 
     None where LMCache's own client moves it, or its server did not answer.
     """
@@ -133,7 +133,7 @@ def stages(running: RunningStack, before: Pages, after: Pages) -> dict[str, dict
 
 
 def _store_stages(page: MetricsPage, ranks: int) -> dict[str, float | None]:
-    """Return what a mean request waits for Redis; its ranks look up and load side by side.
+    """Return the mean wait of a request for Redis; its ranks look up and load in parallel.
 
     A request does not wait for its stores, only for the barrier.
     """

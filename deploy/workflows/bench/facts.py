@@ -19,7 +19,7 @@ from deploy.workflows.running import RunningStack, engine_page, store_of
 
 
 def machine_facts(running: RunningStack) -> Machine:
-    """Return what the result says about the machine: processor, GPUs in use, load."""
+    """Return the machine for the result: processor, GPUs in use, load."""
     return Machine(
         processor=processor_name(),
         cores=len(os.sched_getaffinity(0)),
@@ -57,7 +57,7 @@ def versions(running: RunningStack, vllm: str) -> Versions:
 
 
 def model_facts(running: RunningStack, context: int) -> ModelFacts:
-    """Return what the result says about the model; `context` is in tokens."""
+    """Return the model for the result; `context` is in tokens."""
     plan = running.prepared.plan
     return ModelFacts(
         name=plan.model.served_name,
@@ -68,7 +68,7 @@ def model_facts(running: RunningStack, context: int) -> ModelFacts:
 
 
 def up_extra_s(running: RunningStack) -> float | None:
-    """Return what `up` took beyond its slowest engine's start; None if one was started again."""
+    """Return the seconds of `up` beyond its slowest engine's start; None after a restart."""
     names = {engine.name for engine in running.prepared.plan.engines}
     records = running.state.services
     first = all(name in records and not running.launcher.restarts(records[name]) for name in names)
@@ -76,7 +76,7 @@ def up_extra_s(running: RunningStack) -> float | None:
 
 
 def stack_facts(running: RunningStack) -> StackFacts:
-    """Return what the result says about the stack's shape and settings."""
+    """Return the stack's shape and settings for the result."""
     plan = running.prepared.plan
     return StackFacts(
         vendor=plan.vendor.name,

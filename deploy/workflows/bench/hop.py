@@ -24,7 +24,7 @@ _ROUNDS = 3
 def measure_hop(
     running: RunningStack, front: LoadTarget, tokens: Sequence[int], requests: int
 ) -> Percentiles | None:
-    """Return how much longer short requests take by the router than by the engines themselves.
+    """Return the time that the router adds to short requests.
 
     Each is compared with the same work done directly: by a producer and a consumer, or by one
     aggregated engine. None if a request failed, or none is wanted.
@@ -43,7 +43,7 @@ def measure_hop(
 def measure_throughput(
     running: RunningStack, front: LoadTarget, tokens: Sequence[int], requests: int
 ) -> RouterThroughput | None:
-    """Return how many short requests a second are answered by the router, and directly.
+    """Return the rates of short requests through the router, and directly.
 
     Both keep all engines busy. They take turns, so that what changes on the machine meets both
     alike. None if a request failed, or none is wanted.

@@ -249,7 +249,7 @@ def _doubts(load: Load, gpus: GpuMeter) -> Iterator[str]:
         share = 100 * load.cpu_s / load.duration_s
         yield f"the load generator used {share:.0f} % of a core; it may add to latencies"
     if load.late_s > _LATE_S:
-        yield f"a request was sent {load.late_s:.2f} s late: the machine has no core to spare"
+        yield f"a request was sent {load.late_s:.2f} s late: the machine has no free core"
     if gpus.trouble:
         yield f"GPU use is partly or wholly unknown: {gpus.trouble}"
 

@@ -133,7 +133,7 @@ def _repeated(bench: BenchSession) -> Iterator[Pass]:
 
 
 def _enough(pilot: Sequence[Repeat], within: float) -> int:
-    """Return how many repeats settle TTFT and throughput, by the noise of the first ones."""
+    """Return the repeats that TTFT and throughput need, by the noise of the first ones."""
     ttft = [one.ttft_s.p50 for one in pilot if one.ttft_s]
     rates = [one.requests_per_s for one in pilot]
     known = [values for values in (ttft, rates) if values and min(values) > 0]

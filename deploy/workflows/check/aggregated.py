@@ -36,7 +36,7 @@ def check_spread(session: Session) -> None:
 
 
 def _spread(session: Session, length: int) -> tuple[Phase, set[str]]:
-    """Return what was loaded of a prompt, and the engines that did not see it."""
+    """Return the tokens that were loaded of a prompt, and the engines that did not see it."""
     prompt, others = session.fresh(length), len(session.engines) - 1
     eligible = others * eligible_tokens(length, session.chunk)
     queries = others * length

@@ -35,11 +35,11 @@ from deploy.verify.canaries import (
 from deploy.verify.equivalence import Completion
 from deploy.workflows.check.probes import counting
 from deploy.workflows.check.session import ANSWER_TIMEOUT_S, BAD_REQUEST, Session
-from deploy.workflows.guard import canary_of, mark
+from deploy.workflows.key_cleanup import canary_of, mark
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
 
-# Of a check, canaries times consumers: so many consumers that not each sees each are rare.
+# Of a check, canaries times consumers; it seldom happens that not each consumer sees each canary.
 _MOST_LOOKS = 16
 
 
@@ -165,7 +165,7 @@ def leave(session: Session, producer: str, identity: str) -> Canary | None:
     if room < chunk:
         return None
     prompt = session.fresh(min(2 * chunk + chunk // 4, room))
-    name = canary_of(session.keys.run)  # so that the guard finds it
+    name = canary_of(session.keys.run)  # so that the clean-up finds it
     answer = session.ask(producer, prompt, tag=name if session.keys.tagged else "")
     if answer.cached_tokens:
         return None
@@ -246,7 +246,7 @@ def recorded_canaries(file: Path, report: Report) -> list[Canary]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as exc:
-        report(f"warning: the record of canaries is damaged and starts anew: {file} ({exc})")
+        report(f"warning: the record of canaries is damaged and was started again: {file} ({exc})")
         return []
     if damaged:
         report(f"warning: {damaged} canaries of {file} are damaged and left out")

@@ -17,7 +17,7 @@ from typing import IO
 
 from deploy.runtime.home import Home
 from deploy.runtime.store import Store
-from deploy.workflows.guard import DONE, mark, remove_keys
+from deploy.workflows.key_cleanup import DONE, mark, remove_keys
 from deploy.workflows.running import RunningStack
 
 _PATIENCE_S = 20.0
@@ -45,7 +45,7 @@ class CheckKeys:
         return f"{self.run}-{self._names}-"
 
     def count(self, store: Store, tag: str) -> int | None:
-        """Return how many keys have a tag; None if unknown."""
+        """Count the keys with a tag; None if unknown."""
         return store.count_marked(mark(tag)) if tag else None
 
     def remove(self, store: Store) -> int | None:
@@ -66,21 +66,21 @@ def guarded(home: Home | None, running: RunningStack, run: str) -> Iterator[None
             remove_keys(running, run)
             raise
         return
-    with _guard(home, running.stack.name, run) as told:
+    with _cleanup(home, running.stack.name, run) as told:
         yield
         told.write(DONE)
 
 
 @contextlib.contextmanager
-def _guard(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
+def _cleanup(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
     """Start a process that cleans up after this one, and yield its stdin.
 
-    It waits for DONE there. If this process is killed, stdin ends without it, and the guard cleans
-    up.
+    It waits for DONE there. If this process is killed, stdin ends without it, and the
+    keys of the run are removed.
     """
     package = Path(__file__).resolve().parents[3]
-    guard = subprocess.Popen(
-        (sys.executable, "-m", "deploy.workflows.guard", str(home.state), str(home.cache),
+    cleanup = subprocess.Popen(
+        (sys.executable, "-m", "deploy.workflows.key_cleanup", str(home.state), str(home.cache),
          name, run),
         cwd=package,
         stdin=subprocess.PIPE,
@@ -88,11 +88,11 @@ def _guard(home: Home, name: str, run: str) -> Iterator[IO[bytes]]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a signal to our process group must not end it
     )  # fmt: skip
-    assert guard.stdin is not None  # noqa: S101 - for mypy
+    assert cleanup.stdin is not None  # noqa: S101 - for mypy
     try:
-        yield guard.stdin
+        yield cleanup.stdin
     finally:
         with contextlib.suppress(BrokenPipeError):
-            guard.stdin.close()
+            cleanup.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            guard.wait(_PATIENCE_S)
+            cleanup.wait(_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What a check sends to a stack: each probe asks one question with prompts of its own.
+"""What a check sends to a stack: each probe asks one question with its own prompts.
 
 A probe adds its results to the session's findings. Unanswered requests count as misses. What a
 probe cannot do on a stack is reported as skipped, not as failed.
@@ -212,7 +212,7 @@ def check_decode_reuse(session: Session) -> None:
     except ApiError:
         session.found.decode_reuse = Phase(Hits(0, 0, 2 * chunk), 4, 1)
         return
-    # The whole chunks of what was said; the fresh tokens after it end none.
+    # The whole chunks of the conversation so far; the new tokens complete none.
     loaded = Hits(len(prompt), min(answer.cached_tokens, 2 * chunk), 2 * chunk)
     session.found.add_comparison(reference, answer)
     session.found.decode_reuse = Phase(loaded, 4)

@@ -24,7 +24,7 @@ class CheckReading:
     tokens: CacheCounters
 
     def since(self, earlier: CheckReading) -> Counted:
-        """Return what consumers counted since then, and how many others were among it.
+        """Return the consumers' counts since then, and the requests of other clients among them.
 
         A request that is not done, or whose client left, never counts as finished. But an engine
         counts a prompt's tokens in the moment in which it counts its hits, at its admission: each
@@ -41,5 +41,5 @@ class CheckReading:
         )
 
     def ahead(self, earlier: CheckReading) -> int:
-        """Return how many more requests were finished since then than were sent."""
+        """Return the requests of other clients that were finished since then."""
         return self.finished - earlier.finished - (self.sent - earlier.sent)

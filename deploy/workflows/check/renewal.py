@@ -7,7 +7,7 @@ import time
 
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
-from deploy.stack.kv_server import HEARTBEAT_S
+from deploy.stack.lmcache_server import HEARTBEAT_S
 from deploy.workflows.check.probes import lengths
 from deploy.workflows.check.run import open_session
 from deploy.workflows.running import RunningStack

@@ -18,7 +18,7 @@ _SILENT_ROUTER = "the router did not answer in time"
 ROUTER_PROMPTS = 2
 ATTEMPTS = 3  # if other clients' requests moved the counters, too
 TURNS = 3
-# Requests of a burst wait for one another, above all with a real model on CPUs.
+# Requests of a burst wait for each other, above all with a real model on CPUs.
 _BURST_TIMEOUT_S = 4 * ANSWER_TIMEOUT_S
 
 

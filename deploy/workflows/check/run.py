@@ -61,7 +61,7 @@ class CheckOptions:
         pairs: patterns such as 'producer-0:*'; those that no pattern names are left out.
         quick: only the pairs, with fewer questions, and the router.
         least: the eligible hit rate that must be reached, 0 to 1; 1 means exactly what is eligible.
-        prompt: a text of the user's own to be sent, too; None if there is none.
+        prompt: a text of the user that is sent, too; None without one.
     """
 
     pairs: Sequence[str] = _ALL_PAIRS
@@ -219,7 +219,7 @@ def _checked(
 
 
 def _unplanned(pages: Mapping[str, MetricsPage], name: str) -> Iterator[str]:
-    """Yield what all engines run otherwise than planned; where only some do, the check fails."""
+    """Yield differences from the plan that all engines share; others fail the check."""
     for one in rows_apart({name: ConnectorReport.read(page).kv for name, page in pages.items()}):
         if one.alike:
             yield (

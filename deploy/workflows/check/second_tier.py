@@ -80,7 +80,7 @@ def drop_from_memory(running: RunningStack, prompt: Sequence[int]) -> bool:
 
 
 def _key_name(running: RunningStack) -> str:
-    """Return what the engines call the model in keys; "" if the first one does not say."""
+    """Return the model's name in keys; "" if the first engine does not report it."""
     engine = running.stack.service(running.prepared.plan.engines[0].name)
     with running.api(engine, timeout_s=5.0) as api:
         report = ConnectorReport.read(whole_page(api.metrics))

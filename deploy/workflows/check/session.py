@@ -62,8 +62,9 @@ class Session:
         front: the service that clients talk to.
         at_once: answers that may be computed in one batch and then be compared. In bfloat16 a batch
             rounds differently, in float32 by too little to matter.
-        sent: requests that engines answered, by the router too.
-        sent_tokens: of the prompts that consumers were sent, by the router too, answered or not.
+        sent: requests that engines answered, directly or through the router.
+        sent_tokens: tokens of all prompts sent to consumers, directly or through the router, also
+            of those without an answer.
     """
 
     def __init__(self, running: RunningStack, keys: CheckKeys, report: Report) -> None:
@@ -158,7 +159,7 @@ class Session:
         return self._timeouts[whom] >= (_ROUTER_TIMEOUTS if whom == self.front else 1)
 
     def each(self, ask: Callable[..., _Answer], *asked: Iterable[Any]) -> Iterator[_Answer]:
-        """Yield what `ask` returns, as `map` does; `at_once` calls run at a time."""
+        """Yield results of `ask` as `map` does, with `at_once` calls at a time."""
         if self.at_once == 1:
             yield from map(ask, *asked)
             return
@@ -200,7 +201,7 @@ class Session:
         return keys
 
     def keys_stored(self) -> int | None:
-        """Return how many keys Redis has; None if unknown."""
+        """Count the keys of Redis; None if unknown."""
         stats = self.store.stats()
         return stats.keys if stats else None
 
@@ -238,7 +239,7 @@ class Session:
         return self._apis[self.producers[0]].tokenize(self._model, text, special=True)
 
     def caches_prefixes(self, name: str) -> bool:
-        """Tell whether an engine has a prefix cache of its own."""
+        """Tell whether an engine has its own prefix cache."""
         return caches_prefixes(self._apis[name].metrics())
 
     def cache_counters(self, name: str) -> CacheCounters:
@@ -255,11 +256,11 @@ class Session:
             time.sleep(_POLL_S)
 
     def finished(self, names: Iterable[str]) -> int:
-        """Return how many requests engines have finished since their start."""
+        """Return the requests that engines have finished since their start."""
         return sum(self._apis[name].finished_requests() for name in names)
 
     def reading(self) -> CheckReading:
-        """Return what engines have counted so far, and what they were sent."""
+        """Return the engines' counts so far, and the requests sent to them."""
         # Requests first: what has finished by then is among the tokens.
         finished = self.finished(self.engines)
         tokens = sum(map(self.cache_counters, self.consumers), CacheCounters())

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from deploy.metrics.engine import CacheCounters
-from deploy.metrics.kv_server import looked_up_tokens, tiers_of
+from deploy.metrics.lmcache_server import looked_up_tokens, tiers_of
 from deploy.metrics.page import MetricsPage
 from deploy.verify.equivalence import Completion
 from deploy.verify.hits import Tiers
@@ -63,7 +63,7 @@ class TierReading:
         return found if (found.asked, reused) == whole else None
 
     def _looked_up(self, session: Session, tokens: int) -> MetricsPage | None:
-        """Return what the server counted; it does so after its answers, so wait until it has."""
+        """Wait until the server has counted its answers, and return its counts."""
         deadline = time.monotonic() + _LOOKED_UP_WITHIN_S
         while self.server is not None and (page := _server_page(session)) is not None:
             counted = page.since(self.server)

@@ -153,7 +153,7 @@ def _with_run(sweep: Sweep, run: SweepRun, result: Result | None) -> Sweep:
 
 
 def _load_of(sweep: Sweep, which: tuple[str, int], options: BenchOptions) -> BenchOptions:
-    """Return how a run is loaded; its search begins close to where the runs before ended.
+    """Return the load of a run; its search begins near the result of earlier runs.
 
     All have the same seed, and so the same lengths and arrivals. What a round would not make more
     certain is measured in the first one only.
@@ -210,7 +210,7 @@ def left_seconds(sweep: Sweep, pass_s: float) -> float:
 
 
 def write_best(folder: Path, sweep: Sweep, asked: Mapping[str, Any]) -> Path | None:
-    """Write the stack file of the topology to run; None if there is none."""
+    """Write the stack file of the topology to run; None if no topology is left."""
     if sweep.verdict is None or sweep.verdict.winner is None:
         return None
     file = folder / BEST_FILE

@@ -145,7 +145,7 @@ class Settings:
     """How often and with what every stack is loaded.
 
     Attributes:
-        slo: as it was typed; None if there is none.
+        slo: the text of the option; None without one.
     """
 
     rounds: int

@@ -22,7 +22,7 @@ from tests.unit.docker_stand_in import hanging_engine
 
 IMAGES = ("images", "images list", "images build", "images pull")
 COMMANDS = (
-    "", "up", "plan", "render", "status", "logs", "down", "check", "swap", "rollback", "patches",
+    "", "up", "plan", "render", "status", "logs", "down", "check", "swap", "rollback", "fixes",
     "restart", "drain", "undrain",
     "doctor", "init", "bench", "bench compare", "bench report", "bench sweep", "export",
     "export kubernetes", *IMAGES,
@@ -121,6 +121,14 @@ def test_each_command_is_in_the_module_that_is_imported_for_it() -> None:
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["images", "list"], ["bench"], ["plam"]])
 def test_other_arguments_build_every_command(arguments: list[str]) -> None:
     assert app_for(arguments) is app
+
+
+def test_patches_is_another_name_of_fixes(
+    deploy: Callable[..., Ended], shown: dict[str, Ended], tmp_path: Path
+) -> None:
+    assert deploy("patches", "--help", cwd=tmp_path, home=tmp_path / "home") == shown["fixes"]
+    ended = deploy("patches", "--image", "none:1", "--json", cwd=tmp_path, home=tmp_path / "home")
+    assert '"command": "fixes"' in ended.stdout
 
 
 def test_help_is_shown_without_a_command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.metrics.engine import CacheCounters, caches_prefixes
-from deploy.metrics.kv_server import tiers_of
+from deploy.metrics.lmcache_server import tiers_of
 from deploy.metrics.page import parsed_page
 from deploy.verify.hits import Tiers
 

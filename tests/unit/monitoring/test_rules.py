@@ -156,12 +156,12 @@ CASES = {
         {f"pdkit_silent_workers{{{CONSUMER}}}": "1x23 0 1x6"},
         OF_CONSUMER,
     ),
-    "PdkitKvServerDown": Case(
+    "PdkitLmcacheServerDown": Case(
         {f"up{{{KV_SERVER}}}": level(1, 0)},
         {f"up{{{KV_SERVER}}}": "1x23 0 1x6"},
         {"job": "kv-server", "service": "kv-server"},
     ),
-    "PdkitKvServerFull": Case(
+    "PdkitLmcacheServerFull": Case(
         no_room("_x21 3x8"),
         no_room("7x30", loading=changed(0, 5), reason="not_found"),
         OF_KV_SERVER,
@@ -250,9 +250,9 @@ def test_latency_limits_are_those_of_the_spec(
         ("PdkitServiceDown", "up{job=", "down{job="),
         ("PdkitStoreLosses", 'result!="stored"', 'result!="failed"'),
         ("PdkitServiceDown", "critical", "info"),
-        ("PdkitKvServerDown", 'job="kv-server"', 'job="engines"'),
-        ("PdkitKvServerFull", '{reason="l1_oom"}', ""),
-        ("PdkitKvServerFull", "offset 5m", "offset 1s"),
+        ("PdkitLmcacheServerDown", 'job="kv-server"', 'job="engines"'),
+        ("PdkitLmcacheServerFull", '{reason="l1_oom"}', ""),
+        ("PdkitLmcacheServerFull", "offset 5m", "offset 1s"),
     ],
     ids=["limit", "name", "label", "severity", "job", "reason", "first failure"],
 )
@@ -278,8 +278,8 @@ def test_every_lack_of_room_in_the_server_counts_if_it_is_new(
     tmp_path: Path, seen: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(seen, no_room("_x9 3x20"), OF_KV_SERVER)
-    monkeypatch.setitem(CASES, "PdkitKvServerFull", case)
-    ran = judged(tmp_path, ["PdkitKvServerFull"])
+    monkeypatch.setitem(CASES, "PdkitLmcacheServerFull", case)
+    ran = judged(tmp_path, ["PdkitLmcacheServerFull"])
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -52,7 +52,7 @@ def test_losses_of_the_redis_path_are_shown() -> None:
     assert "stored 10.0 MB at 0.50 GB/s, loaded 20.0 MB at 0.80 GB/s" in text
     assert "held an answer back for 5.0 ms; nothing lost or late" in text
     text = shown(repeats=[repeat(redis_path={**path, "lost_chunks": 3, "late": 1})])
-    assert text.count("3 chunks lost, 1 answers before their KV") == 1
+    assert text.count("3 chunks lost, 1 answers sent before their KV") == 1
 
 
 def test_cpu_time_of_the_hand_off() -> None:
@@ -142,7 +142,7 @@ def test_the_cost_of_the_router_is_shown() -> None:
 def test_throughput_by_the_router_beside_the_engines_own() -> None:
     found = {"in_flight": 8, "routed_per_s": 57.0, "direct_per_s": 60.0}
     said = (
-        "Router: with 8 short requests in flight, 57 a second are answered by it and 60 directly "
+        "Router: with 8 short requests in flight, 57 answers/s through it and 60 directly "
         "(95.0 %)\n"
     )
     assert said in shown(router_throughput=found)

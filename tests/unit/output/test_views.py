@@ -69,7 +69,7 @@ class TestCheck:
         assert "nothing refused, late or lost" in sound
         assert "Redis path" not in check_view(PASSED)
         broken = check_view(replace(PASSED, path=replace(path, refused=2, late=1)))
-        assert "2 refused, 1 answers before their KV" in broken
+        assert "2 refused, 1 answers sent before their KV" in broken
 
     def test_failed_says_what_and_why_and_what_to_type(self) -> None:
         cause = Diagnosis("keys_lost", "Redis was flushed", "deploy check --name demo")

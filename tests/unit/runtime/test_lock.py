@@ -110,7 +110,7 @@ def test_a_killed_holder_leaves_no_lock(path: Path) -> None:
     ("hold", "refusal"),
     [
         (bench_lock, "another deploy bench is running"),
-        (planning_lock, "choosing GPUs and ports for a minute"),
+        (planning_lock, "lock for GPUs and ports for a minute"),
     ],
 )
 def test_a_benchmark_and_planning_are_for_one_command_at_a_time(

@@ -251,7 +251,7 @@ class TestRights:
         for case in cases:
             for name, service in case.services.items():
                 for mount in service.get("volumes", []):
-                    if mount["type"] == "volume":  # test_compose_kv_server.py
+                    if mount["type"] == "volume":  # test_compose_lmcache_server.py
                         continue
                     is_written = mount["target"] in ("/hub", "/cache", "/data", "/run/pdkit-kv")
                     assert mount["read_only"] is not is_written, (case.name, name)

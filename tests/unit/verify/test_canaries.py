@@ -98,8 +98,8 @@ class TestSaid:
         assert failure.item == "canaries"
         assert failure.sentence == (
             "consumer-0 answers from stale KV: a check stored it 3 days ago, and its answer and a "
-            "fresh computation's differ by 2.00 (0.25 is tolerated); engines compute otherwise "
-            "than then: KV of an older model or version"
+            "fresh computation's differ by 2.00 (0.25 is tolerated); engines now compute "
+            "another answer: KV of an older model or version"
         )
 
     def test_damage_and_foreign_kv_are_told_apart(self) -> None:

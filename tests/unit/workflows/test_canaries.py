@@ -25,7 +25,7 @@ from deploy.verify.canaries import MOST, Canary, as_record
 from deploy.verify.equivalence import Completion
 from deploy.verify.findings import Findings
 from deploy.verify.report import CheckReport
-from deploy.workflows import guard
+from deploy.workflows import key_cleanup
 from deploy.workflows.check import CheckOptions, canaries, check_stack
 from deploy.workflows.check.canaries import Asked, Aviary, identity_of, look_at, recorded_canaries
 from deploy.workflows.check.keys import CheckKeys
@@ -408,7 +408,7 @@ def test_a_prompt_that_the_present_model_cannot_have_is_skipped(up: Lab) -> None
 
 def test_a_killed_checks_guard_leaves_canaries(up: Lab) -> None:
     check(up)
-    guard.remove_keys(require_stack(up.home, "pdkit"), "check-")
+    key_cleanup.remove_keys(require_stack(up.home, "pdkit"), "check-")
     assert outcomes(check(up)) == ["same"]
 
 
@@ -505,13 +505,13 @@ def test_lmcaches_server_drops_a_canary_of_before_a_swap_with_its_keys(
 
 
 def guard_after(lab: Lab, canary: str) -> None:
-    """Do what the guard of the check that left a canary does if that check is killed."""
+    """Do what the clean-up of the check that left a canary does if that check is killed."""
     home, run = lab.home, canary.replace("canary-", "check-")
-    arguments = ["guard", str(home.state), str(home.cache), "pdkit", run]
+    arguments = ["key_cleanup", str(home.state), str(home.cache), "pdkit", run]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", arguments)
         patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-        guard.main()
+        key_cleanup.main()
 
 
 def test_a_check_killed_between_storing_and_recording_leaves_no_keys(up: Lab) -> None:

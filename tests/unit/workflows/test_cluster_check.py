@@ -20,7 +20,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import StackUnhealthy, UsageError
 from deploy.runtime.names import addresses
 from deploy.verify.report import CheckReport
-from deploy.workflows import cluster_check, guard
+from deploy.workflows import cluster_check, key_cleanup
 from deploy.workflows.check import CheckOptions, run
 from deploy.workflows.cluster_check import check_cluster
 from deploy.workflows.down import stop_stack
@@ -130,7 +130,7 @@ def with_faults(cluster: Cluster) -> Iterator[Callable[[str], None]]:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_check, "_EVERY_S", 0.01)
-    monkeypatch.setattr(guard, "_QUIET_S", 0.1)
+    monkeypatch.setattr(key_cleanup, "_QUIET_S", 0.1)
 
 
 def test_a_healthy_stack_passes_and_keeps_no_key_of_the_check(cluster: Cluster) -> None:
@@ -219,7 +219,7 @@ def test_a_check_that_is_interrupted_removes_its_keys(
         cluster.check()
     assert stored[0], "or nothing was left to remove"
     with store_of(require_stack(cluster.lab.home, "pdkit")) as store:
-        assert store.count_marked(guard.mark("check-")) == 0
+        assert store.count_marked(key_cleanup.mark("check-")) == 0
 
 
 # As the Job runs it.

@@ -59,7 +59,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         ("check",),
         ("check", "--quick", "--repeat", "2"),
         ("logs",),
-        ("patches",),
+        ("fixes",),
         ("bench", "--input-tokens", "100", "--output-tokens", "2", "--requests", "2",
          "--repeats", "1"),
     ],

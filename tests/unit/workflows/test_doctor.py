@@ -407,7 +407,7 @@ class TestEarlierRuns:
     @pytest.mark.parametrize(
         ("unplanned", "status", "words"),
         [
-            ({}, "ok", "run the same, as planned"),
+            ({}, "ok", "all engines run what was planned"),
             ({"vllm": "0.1"}, "warn", "consumer-0 0.2 (0.1 was planned)"),
         ],
     )

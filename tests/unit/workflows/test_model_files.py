@@ -15,7 +15,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import ModelChanged, StackUnhealthy, StateError, SwapFailed
 from deploy.runtime.process.sessions import end_sessions
 from deploy.tiny_model import ensure_tiny_model
-from deploy.workflows import exchange, swap
+from deploy.workflows import plan_swap, swap
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import DrainOptions
 from deploy.workflows.restart import restart_services
@@ -231,7 +231,7 @@ def test_old_weights_that_are_gone_are_not_restored_after_a_failed_swap(
         raise StackUnhealthy("the check failed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(exchange, "check_running", fails)
+        patched.setattr(plan_swap, "check_running", fails)
         with pytest.raises(SwapFailed, match="could not be restored either") as caught:
             served.serve_new()
     assert caught.value.hint.startswith("deploy swap cpu --name pdkit")

@@ -27,16 +27,16 @@ from deploy.errors import (
     StateError,
     SwapFailed,
 )
-from deploy.planning import kv_server
+from deploy.planning import lmcache_server
 from deploy.planning.inventory import Inventory
 from deploy.runtime.home import Home
 from deploy.runtime.interrupts import interrupt_once
 from deploy.runtime.process import sessions
-from deploy.workflows import exchange, swap
+from deploy.workflows import plan_swap, swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import engine_views
-from deploy.workflows.exchange import PlanExchange
+from deploy.workflows.plan_swap import PlanSwap
 from deploy.workflows.prepare import Facts, prepare
 from deploy.workflows.running import require_stack
 from deploy.workflows.saved_state import write_state
@@ -287,7 +287,7 @@ class TestRequestsInFlight:
     def test_a_swap_does_not_wait_for_them_forever(
         self, up: Lab, asked: Future[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(exchange, "_DRAIN_S", 0.5)
+        monkeypatch.setattr(plan_swap, "_DRAIN_S", 0.5)
         told: list[str] = []
 
         def report(line: str) -> None:
@@ -296,7 +296,7 @@ class TestRequestsInFlight:
                 up.faults.unlink()
 
         swapped(up, report)
-        wanted = "warning: consumer-0 still has 1 requests after 0.5 s; it is stopped all the same"
+        wanted = "warning: consumer-0 still has 1 requests after 0.5 s; it is stopped anyway"
         assert wanted in told
         assert asked.result(20) in (200, 503)
         assert serves(up, "cuda")
@@ -335,16 +335,16 @@ class TestKilledInTheMiddle:
     """By signal 9, after which the command puts nothing back."""
 
     @staticmethod
-    def exchange(lab: Lab, vendor: str = "cuda") -> PlanExchange:
+    def plan_swap(lab: Lab, vendor: str = "cuda") -> PlanSwap:
         running = require_stack(lab.home, "pdkit")
         spec = running.prepared.spec.model_copy(update={"vendor": vendor})
         target = prepare(spec, lab.home, swap.facts_here(spec, lab.home, lab.lines.append))
-        return PlanExchange(lab.home, running, target, "swap", lab.lines.append)
+        return PlanSwap(lab.home, running, target, "swap", lab.lines.append)
 
     def test_after_the_old_engines_were_stopped(self, lasting: Lab) -> None:
         spec = require_stack(lasting.home, "pdkit").prepared.spec
         first_seed = seed(lasting)
-        self.exchange(lasting)._stop_old()
+        self.plan_swap(lasting)._stop_old()
         status = stack_status(lasting.home, "pdkit")
         assert (status.vendor, status.healthy) == ("cuda", False)
         by_name = {service.name: service.condition for service in status.services}
@@ -373,9 +373,9 @@ class TestKilledInTheMiddle:
         serves(lasting, "cpu")
 
     def test_after_the_new_engines_were_started(self, lasting: Lab) -> None:
-        exchange = self.exchange(lasting)
-        exchange._stop_old()
-        exchange._start.run(exchange._start.missing())
+        killed = self.plan_swap(lasting)
+        killed._stop_old()
+        killed._start.run(killed._start.missing())
         serves(lasting, "cuda")
         assert went(lasting)[0] == ("swap", "cuda", "unchecked")
         roll_back(lasting.home, "pdkit", report=lasting.lines.append)
@@ -460,7 +460,7 @@ def test_a_connector_that_cannot_be_is_refused_before_anything_is_stopped(
     before, past = pids(lasting), went(lasting)
     unsupported = (("port", True, "in this test"),)
     with monkeypatch.context() as patched:
-        patched.setattr(kv_server, "_unsupported", lambda _: unsupported)
+        patched.setattr(lmcache_server, "_unsupported", lambda _: unsupported)
         with pytest.raises(ConfigError, match="does not work with lmcache-mp") as refused:
             swap_stack(lasting.home, "pdkit", MP, lasting.lines.append)
     assert refused.value.hint == "deploy status --name pdkit: the stack keeps running unchanged"
@@ -491,7 +491,7 @@ def test_a_stack_that_was_never_checked_is_not_in_the_history(lab: Lab) -> None:
     swapped(lab)
     with pytest.raises(StateError, match="no earlier plan that passed"):
         roll_back(lab.home, "pdkit", report=lab.lines.append)
-    TestKilledInTheMiddle.exchange(lab, "cpu")._stop_old()
+    TestKilledInTheMiddle.plan_swap(lab, "cpu")._stop_old()
     assert stop_stack(lab.home, "pdkit", lab.lines.append).was_up
     assert lab.pids() == [], "also what a killed swap left"
     assert lab.files() == []

@@ -437,7 +437,7 @@ def test_down_of_a_copied_folder_leaves_the_stack_itself_alone(lab: Lab, tmp_pat
     assert stop_stack(copied, "pdkit", lab.lines.append).stopped == ()
     renamed = lab.home.stack("renamed").root
     shutil.copytree(lab.home.stack("pdkit").root, renamed)
-    with pytest.raises(StateError, match="a stack named 'pdkit'") as caught:
+    with pytest.raises(StateError, match="the stack 'pdkit'") as caught:
         stack_status(lab.home, "renamed")
     assert "deploy down --name renamed" in caught.value.hint
     stop_stack(lab.home, "renamed", lab.lines.append)

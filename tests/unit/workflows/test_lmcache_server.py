@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -24,7 +25,7 @@ from deploy.workflows.check import CheckOptions, check_stack, renewal, run, seco
 from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import DrainOptions
-from deploy.workflows.patches import patches_of
+from deploy.workflows.fix_states import fixes_of
 from deploy.workflows.restart import restart_services
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
@@ -77,7 +78,7 @@ def test_a_check_passes_and_names_what_it_left_out(shared: Lab) -> None:
         assert (pair.tiers.asked, pair.tiers.local, pair.tiers.redis) == (pair.hits.queries, 0, 0)
     hits, asked = report.total.hits, report.total.queries
     assert (
-        f"The pairs' prompts: {asked} tokens, of which consumers had {hits} from LMCache's server, "
+        f"The pairs' prompts: {asked} tokens; consumers had {hits} from LMCache's server "
         f"and computed {asked - hits}"
     ) in check_view(report)
     assert report.path is not None, "by the server's page"
@@ -212,16 +213,18 @@ def test_status_shows_it_and_no_fix_is_missed(shared: Lab) -> None:
     assert status.kv_server.max_bytes == 2**30
     assert status.kv_server.used_bytes > 0, "chunks, in the stand-in"
     assert re.search(
-        r"of 1.0 GiB; [\d.]+ % of [\d,]+ tokens that engines asked for were there, [\d.]+ % came",
+        r"of 1.0 GiB; engines requested [\d,]+ tokens: [\d.]+ % were in its memory, [\d.]+ % came",
         status_view(status),
     )
+    fresh = replace(status, kv_server=replace(status.kv_server, asked_tokens=0))
+    assert "of 1.0 GiB; no tokens were requested yet" in status_view(fresh)
     assert re.search(
         r"prompts of all engines: [\d,]+ tokens; [\d.]+ % from their own caches, [\d.]+ % loaded, "
         r"[\d.]+ % computed",
         status_view(status),
     )
     assert not [line for line in status.warnings if "fix" in line]
-    assert "LMCache's server" in patches_of(shared.home, "pdkit", None).not_for
+    assert "LMCache's server" in fixes_of(shared.home, "pdkit", None).not_for
 
 
 def test_status_watch_shows_the_server(shared: Lab) -> None:

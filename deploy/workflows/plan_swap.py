@@ -1,4 +1,4 @@
-"""The exchange of a stack's plan for another, and the way back."""
+"""Replace the plan of a running stack by another, or put the old one back."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from deploy.workflows.user_files import outdated_services
 _DRAIN_S = 60.0
 
 
-class PlanExchange:
-    """One exchange of plans: stop what differs, start and check the new, or put the old back."""
+class PlanSwap:
+    """One swap of plans: stop what differs, start and check the new, or put the old back."""
 
     def __init__(
         self, home: Home, running: RunningStack, target: Prepared, action: str, report: Report
@@ -120,7 +120,7 @@ class PlanExchange:
             try:
                 wait_until_idle(self._running, engine, self._report, _DRAIN_S)
             except StackUnhealthy as exc:
-                self._report(f"warning: {exc.message}; it is stopped all the same")
+                self._report(f"warning: {exc.message}; it is stopped anyway")
 
     def _put_back(self, cause: BaseException) -> PdkitError:
         """Start the old plan again, and return the error that says what happened."""

@@ -1,4 +1,4 @@
-"""Cleans up after a check that was killed: `python -m deploy.workflows.guard`.
+"""Cleans up after a check that was killed: `python -m deploy.workflows.key_cleanup`.
 
 Every check starts it and waits for its end, so it imports little until there is work.
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def mark(tag: str) -> str:
-    """Return what the keys of a tag, or of all tags that begin with it, contain."""
+    """Return the text that keys of a tag contain, and of tags that begin with it."""
     return f"@{TAG}%{tag}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.metrics.kv_server import KvServerPressure, KvServerUse
+from deploy.metrics.lmcache_server import LmcacheServerPressure, LmcacheServerUse
 from deploy.metrics.page import MetricsPage, parsed_page
 
 PAGE = """
@@ -16,13 +16,13 @@ lmcache_mp_lookup_hit_l2_tokens_total{cache_salt="",model_name="/models/tiny"} 5
 
 
 def test_all_models_and_salts_are_summed() -> None:
-    use = KvServerUse.read(parsed_page(PAGE), 2**30)
-    assert use == KvServerUse(32505856, 2**30, 57600, 44800, 5120)
+    use = LmcacheServerUse.read(parsed_page(PAGE), 2**30)
+    assert use == LmcacheServerUse(32505856, 2**30, 57600, 44800, 5120)
 
 
 def test_a_server_without_requests_has_zeros() -> None:
     page = parsed_page('lmcache_mp_l1_memory_usage_bytes{backend="dram"} 0.0')
-    assert KvServerUse.read(page, 2**30) == KvServerUse(0, 2**30, 0, 0, 0)
+    assert LmcacheServerUse.read(page, 2**30) == LmcacheServerUse(0, 2**30, 0, 0, 0)
 
 
 def test_failures_for_lack_of_memory_are_counted() -> None:
@@ -35,9 +35,9 @@ lmcache_mp_l1_allocation_failure_chunks_total{during="l1_store",model_name="/mod
 lmcache_mp_l2_prefetch_failure_chunks_total{model_name="/models/tiny",reason="l1_oom"} 4.0
 lmcache_mp_l2_prefetch_failure_chunks_total{model_name="/models/tiny",reason="not_found"} 5.0
 """)
-    assert KvServerPressure.read(page) == KvServerPressure(no_room=7, evictions=2)
-    assert KvServerPressure.read(parsed_page(PAGE)) == KvServerPressure(0, 0)
+    assert LmcacheServerPressure.read(page) == LmcacheServerPressure(no_room=7, evictions=2)
+    assert LmcacheServerPressure.read(parsed_page(PAGE)) == LmcacheServerPressure(0, 0)
 
 
 def test_a_page_without_these_metrics_is_unknown() -> None:
-    assert KvServerUse.read(MetricsPage(), 2**30) is None
+    assert LmcacheServerUse.read(MetricsPage(), 2**30) is None

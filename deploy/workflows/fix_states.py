@@ -1,4 +1,4 @@
-"""`deploy patches`: the connector's fixes, in a stack that runs or in an image."""
+"""`deploy fixes`: the connector's fixes, in a stack that runs or in an image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOT_FOR_MP = (
 )
 
 
-def patches_of(home: Home, name: str, image: str | None) -> Patches:
+def fixes_of(home: Home, name: str, image: str | None) -> Fixes:
     """Return the fixes of an image, else of a stack that is up, else of this interpreter.
 
     Raises:
@@ -33,20 +33,20 @@ def patches_of(home: Home, name: str, image: str | None) -> Patches:
         MissingTool: there is no stack, and no engine can run here.
     """
     if image is not None:
-        return _image_patches(image)
+        return _image_fixes(image)
     running = find_stack(home, name)
     if running is not None:
-        return stack_patches(running, answering_pages(running))
+        return stack_fixes(running, answering_pages(running))
     if stacks := home.stacks_beside(name):
         raise StateError(
             f"no stack '{name}'; running stacks: {', '.join(stacks)}",
-            hint=f"deploy patches --name {stacks[0]}",
+            hint=f"deploy fixes --name {stacks[0]}",
         )
     python = find_engine_python(None)
     return _tried(f"{python}, no stack is up", fixes_of_interpreter(python, connector_path()))
 
 
-def _image_patches(asked: str) -> Patches:
+def _image_fixes(asked: str) -> Fixes:
     catalog = load_catalog()
     engine = catalog.named(asked)
     found = find_image(engine.image)
@@ -69,16 +69,16 @@ def _image_patches(asked: str) -> Patches:
     raise ConfigError(f"--image: {refusal}", hint="deploy images list")
 
 
-def _tried(where: str, reports: FixReports) -> Patches:
+def _tried(where: str, reports: FixReports) -> Fixes:
     rows = [
         FixRow(fix.id, fix.title, fix.link, {fix.state: ()}, fix.evidence) for fix in reports.fixes
     ]
-    return Patches(where, reports.lmcache, reports.tested, rows)
+    return Fixes(where, reports.lmcache, reports.tested, rows)
 
 
 @dataclass(frozen=True)
 class FixRow:
-    """One fix, as `deploy patches` shows it.
+    """One fix, as `deploy fixes` shows it.
 
     Attributes:
         states: state → the engines that reported it; one state with no engines for an image.
@@ -98,7 +98,7 @@ class FixRow:
 
 
 @dataclass(frozen=True)
-class Patches:
+class Fixes:
     """The fixes in one place.
 
     Attributes:
@@ -106,7 +106,7 @@ class Patches:
         lmcache: its version there; "" if unknown.
         tested: the kit's tests ran the fixes with that version.
         silent: engines that answer and report no fix.
-        not_for: why there are none; "" if there are.
+        not_for: the reason why there are no fixes; "" if there are some.
     """
 
     where: str
@@ -134,7 +134,7 @@ class Patches:
         return found
 
 
-def stack_patches(running: RunningStack, pages: Mapping[str, MetricsPage]) -> Patches:
+def stack_fixes(running: RunningStack, pages: Mapping[str, MetricsPage]) -> Fixes:
     """Return the fixes as the engines of a stack report them on their metrics pages."""
     from deploy.runtime.fixes import known_fixes  # `deploy status` does without it
 
@@ -142,22 +142,22 @@ def stack_patches(running: RunningStack, pages: Mapping[str, MetricsPage]) -> Pa
 
 
 def stack_warnings(running: RunningStack, pages: Mapping[str, MetricsPage]) -> list[str]:
-    """Return what to know before trusting a stack's KV."""
+    """Return warnings about a stack's fixes."""
     found = _reported(running, pages, {})
     if all(row.answered for row in found.fixes):
         return found.warnings  # they name no fix, whose title would have to be looked up
-    return stack_patches(running, pages).warnings
+    return stack_fixes(running, pages).warnings
 
 
 def _reported(
     running: RunningStack, pages: Mapping[str, MetricsPage], known: Mapping[str, tuple[str, str]]
-) -> Patches:
+) -> Fixes:
     reports = {name: ConnectorReport.read(page) for name, page in pages.items()}
     ids = [*known, *sorted({fix for one in reports.values() for fix in one.fixes} - known.keys())]
     rows = [_row(fix, known.get(fix, ("", "none")), reports) for fix in ids]
     releases = sorted({one.lmcache for one in reports.values() if one.lmcache})
     plan = running.prepared.plan
-    return Patches(
+    return Fixes(
         where=f"stack '{running.stack.name}'",
         lmcache=", ".join(releases),
         tested=all(one.tested for one in reports.values()),

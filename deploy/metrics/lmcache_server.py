@@ -40,7 +40,7 @@ def looked_up_tokens(server: MetricsPage) -> int:
 
 
 @dataclass(frozen=True)
-class KvServerPressure:
+class LmcacheServerPressure:
     """What LMCache's server had no memory for, in a time.
 
     Attributes:
@@ -52,14 +52,14 @@ class KvServerPressure:
     evictions: int
 
     @classmethod
-    def read(cls, page: MetricsPage) -> KvServerPressure:
-        """Return what a page tells, or a difference of two."""
+    def read(cls, page: MetricsPage) -> LmcacheServerPressure:
+        """Read a page, or the difference of two."""
         no_room = page.count(_NO_ROOM, during="l1_store")
         return cls(no_room + page.count(_NO_ROOM_TO_LOAD, reason="l1_oom"), page.count(_EVICTIONS))
 
 
 @dataclass(frozen=True)
-class KvServerUse:
+class LmcacheServerUse:
     """How full LMCache's server is, and what engines found there.
 
     Attributes:
@@ -76,8 +76,8 @@ class KvServerUse:
     redis_tokens: int
 
     @classmethod
-    def read(cls, page: MetricsPage, max_bytes: int) -> KvServerUse | None:
-        """Return what a page reports; None if it lacks the memory in use."""
+    def read(cls, page: MetricsPage, max_bytes: int) -> LmcacheServerUse | None:
+        """Read a page; None if it lacks the memory in use."""
         if page.total(_USED) is None:
             return None
         # Counters without a count yet are not on the page.

@@ -14,7 +14,7 @@ from deploy.errors import CheckFailed
 
 
 @app.command()
-def patches(
+def fixes(
     *,
     image: Annotated[
         str | None,
@@ -29,11 +29,11 @@ def patches(
     """Show the connector's fixes in the running stack or an image."""
     from dataclasses import asdict
 
-    from deploy.output.views import patches_view
+    from deploy.output.views import fixes_view
     from deploy.runtime.home import Home
-    from deploy.workflows.patches import patches_of
+    from deploy.workflows.fix_states import fixes_of
 
-    found = patches_of(Home.from_environ(), stack_name(name), image)
+    found = fixes_of(Home.from_environ(), stack_name(name), image)
     failed = [row.id for row in found.fixes if "failed" in row.states]
     errors = []
     if failed:
@@ -44,4 +44,4 @@ def patches(
             )
         )
     data = {**asdict(found), "warnings": found.warnings}
-    return CommandResult("patches", data, patches_view(found), errors)
+    return CommandResult("fixes", data, fixes_view(found), errors)

@@ -13,8 +13,8 @@ import yaml
 from deploy.errors import ConfigError
 from deploy.planning.engines import EnginePlan
 from deploy.planning.hosts import spans_hosts
-from deploy.planning.kv_server import KvServerPlan
 from deploy.planning.limits import TransferLimits
+from deploy.planning.lmcache_server import LmcacheServerPlan
 from deploy.planning.memory import GIB
 from deploy.planning.plan import Plan
 from deploy.stack.layout import Layout
@@ -35,7 +35,7 @@ _SOCKET_BYTES = 107
 
 
 def kv_server_service(
-    server: KvServerPlan, plan: Plan, layout: Layout, urls: Sequence[str], namespace: str
+    server: LmcacheServerPlan, plan: Plan, layout: Layout, urls: Sequence[str], namespace: str
 ) -> Service:
     """Return the server, which listens on Unix sockets only; URLs may hold secret placeholders.
 
@@ -89,7 +89,7 @@ def kv_server_service(
     )  # fmt: skip
 
 
-def _metrics_env(server: KvServerPlan, plan: Plan, layout: Layout) -> dict[str, str]:
+def _metrics_env(server: LmcacheServerPlan, plan: Plan, layout: Layout) -> dict[str, str]:
     """Return where the server shows Prometheus its metrics; nothing if none watches it."""
     place = layout.kv_metrics(server)
     return {"PDKIT_METRICS_ADDRESS": f"{place.bind}:{place.port}"} if plan.prometheus_port else {}
@@ -135,7 +135,7 @@ def _limits(plan: Plan) -> TransferLimits:
 
 
 def transfer_config(plan: Plan, layout: Layout, namespace: str) -> dict[str, Any]:
-    """Return what vLLM's `--kv-transfer-config` says of the server."""
+    """Return the server's part of vLLM's `--kv-transfer-config`."""
     # Another host's engines load from Redis what this host's find in the server's memory.
     stored_in = "redis" if spans_hosts(plan.spec, plan.topology) else "memory"
     return {

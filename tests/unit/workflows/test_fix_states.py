@@ -6,7 +6,7 @@ import pytest
 
 from deploy.errors import StateError
 from deploy.runtime import fixes, whole_page
-from deploy.workflows.patches import patches_of
+from deploy.workflows.fix_states import fixes_of
 from deploy.workflows.running import require_stack
 from deploy.workflows.status import stack_status
 from tests.unit.workflows.conftest import Lab, silent_at_first
@@ -25,7 +25,7 @@ def up(lab: Lab, monkeypatch: pytest.MonkeyPatch, *metrics: str) -> None:
 
 def test_a_stack_tells_of_its_own_fixes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     up(lab, monkeypatch, RELEASE, fix("B17", "applied", 'no \\"mover\\"'))
-    found = patches_of(lab.home, "pdkit", None)
+    found = fixes_of(lab.home, "pdkit", None)
     assert (found.lmcache, found.tested, found.warnings) == ("0.5.6", True, [])
     [row] = found.fixes
     assert (row.id, row.evidence) == ("B17", 'no "mover"')
@@ -66,7 +66,7 @@ def test_an_engine_whose_worker_is_late_is_asked_again(
     asked = silent_at_first(monkeypatch, 1)
     assert stack_status(lab.home, "pdkit").warnings == []
     assert len(asked) == 2 * 2, "two engines"
-    [row] = patches_of(lab.home, "pdkit", None).fixes
+    [row] = fixes_of(lab.home, "pdkit", None).fixes
     assert row.states == {"applied": ["producer-0", "consumer-0"]}
 
 
@@ -89,14 +89,14 @@ def test_nothing_depends_on_the_logs(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     for log in lab.home.stack("pdkit").logs_dir.glob("*.log"):
         log.write_bytes(b"")
     assert stack_status(lab.home, "pdkit").warnings == []
-    assert patches_of(lab.home, "pdkit", None).fixes
+    assert fixes_of(lab.home, "pdkit", None).fixes
 
 
 def test_an_engine_that_does_not_answer_is_not_called_silent(lab: Lab) -> None:
     lab.up(lab.spec())
     running = require_stack(lab.home, "pdkit")
     running.launcher.stop({"x": running.state.services["consumer-0"]}, grace_s=1)
-    found = patches_of(lab.home, "pdkit", None)
+    found = fixes_of(lab.home, "pdkit", None)
     assert found.silent == []
     assert [row.states for row in found.fixes] == [{"applied": ["producer-0"]}]
 
@@ -104,4 +104,4 @@ def test_an_engine_that_does_not_answer_is_not_called_silent(lab: Lab) -> None:
 def test_another_stack_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     up(lab, monkeypatch, RELEASE)
     with pytest.raises(StateError, match="no stack 'other'; running stacks: pdkit"):
-        patches_of(lab.home, "other", None)
+        fixes_of(lab.home, "other", None)

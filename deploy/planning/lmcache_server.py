@@ -21,7 +21,7 @@ _USABLE = 0.8
 
 
 @dataclass(frozen=True)
-class KvServerPlan:
+class LmcacheServerPlan:
     """The server.
 
     Attributes:
@@ -42,17 +42,17 @@ class KvServerPlan:
         return self.kv_mib + self.base_mib
 
     def tokens(self, kv_bytes_per_token: int) -> int:
-        """Return how many tokens of KV it holds before it drops the least recently used."""
+        """Return the tokens of KV that it holds before it evicts some."""
         return int(self.kv_mib * 2**20 * _USABLE) // kv_bytes_per_token
 
 
-def kv_server(spec: SettledSpec, topology: Topology, default_mib: int) -> KvServerPlan | None:
+def kv_server(spec: SettledSpec, topology: Topology, default_mib: int) -> LmcacheServerPlan | None:
     """Return the server; None if engines share no KV, or through Redis."""
     if spec.connector != MP or not topology.redis:
         return None
     asked = spec.lmcache.server_gib
     scraped = spec.monitoring and not RUNTIMES[spec.runtime].own_network
-    return KvServerPlan(
+    return LmcacheServerPlan(
         "kv-server",
         round(asked * 1024) if asked else default_mib,
         vendor_named(spec.vendor).server.base_mib,
