@@ -76,7 +76,7 @@ def test_valid_parts_of_a_stack_are_planned(layers: list[dict[str, Any]], form: 
         ([FRONT, {"engine": {"key_file": None}}], "engine.key_file", "ask for the same key"),
         ([{"runtime": "process", "engine": {"bind": "10.0.0.5"}}], "redis.url_file", "missing"),
         ([FRONT, {"redis": {"url_file": None}}], "redis.url_file", "a Redis that all of them"),
-        ([FRONT, {"redis": {"integrity": "mac"}}], "redis.integrity", "another key on each host"),
+        ([FRONT, {"redis": {"integrity": "mac"}}], "redis.integrity", "each host has its own key"),
         ([FRONT, {"redis": {"client": "lmcache"}}], "redis.client", "do not report"),
         *(
             (

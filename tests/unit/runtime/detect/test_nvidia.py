@@ -111,7 +111,7 @@ class TestOutcomes:
     @pytest.mark.parametrize("text", ["\x07what?\n", ""])
     def test_invalid_output_of_nvidia_smi_is_reported(self, machine: Machine, text: str) -> None:
         machine.prints("nvidia-smi", text)
-        assert "no GPU in its answer" in about(find_nvidia(machine.tools, 1).seen, "nvidia-smi")
+        assert "no GPU in its output" in about(find_nvidia(machine.tools, 1).seen, "nvidia-smi")
 
     def test_an_nvidia_smi_that_hangs_is_reported(self, machine: Machine) -> None:
         machine.install("nvidia-smi", "/bin/sleep 60")
