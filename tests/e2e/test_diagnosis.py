@@ -314,12 +314,13 @@ def test_a_consumer_that_dies_during_the_check_is_named(kit: Deploy, store: redi
     assert CONSUMER in json.dumps(ran.envelope["errors"])
 
 
-def another_path_to_the_model(service: Service) -> Service:
+def another_model(service: Service) -> Service:
+    """Start it with a copy that has one file more, at another path."""
     model = Path(service.argv[service.argv.index("--model") + 1])
-    link = model.with_name("the-same")
-    if not link.is_symlink():
-        link.symlink_to(model)
-    return with_arguments("--model", str(link))(service)
+    copy = model.with_name("another")
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    (copy / "more.json").write_text("{}")
+    return with_arguments("--model", str(copy))(service)
 
 
 def another_dtype(service: Service) -> Service:
@@ -364,7 +365,7 @@ TOGETHER = {
             f"{CONSUMER} pdkit:other:1",
             with_settings(namespace="pdkit:other:1"),
         ),
-        Differs("model_differs", "the-same", another_path_to_the_model),
+        Differs("model_differs", f"{CONSUMER} ", another_model),
         Differs(
             "tp_differs",
             f"{PRODUCER} 1; {CONSUMER} 2",

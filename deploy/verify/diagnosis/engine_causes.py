@@ -136,8 +136,8 @@ tensor_parallel = _differs(
 )  # fmt: skip
 model = _differs(
     "model_differs", "model",
-    "engines run the model under different names, which are part of every key, so their keys "
-    "never match",
+    "engines run different models, and the content of the model's files is part of every key, so "
+    "their keys never match",
     "remove --model from engine.args in deploy.yaml and set model instead",
 )  # fmt: skip
 
