@@ -17,6 +17,7 @@ from deploy.connector.pdkit_connector.identity.model_files import (
     files_digest,
     model_files,
     named_files,
+    named_model,
     named_paths,
     unreadable_files,
 )
@@ -384,3 +385,9 @@ def test_the_content_of_what_arguments_name_counts(tmp_path: Path) -> None:
     ]  # fmt: skip
     scales.unlink()
     assert f"{scales} is gone" in changed_files(first, named_files(args))
+
+
+def test_of_several_models_in_the_arguments_the_last_counts_as_for_vllm() -> None:
+    assert named_model(["--model", "/a", "--port", "1", "--model", "/b"]) == "/b"
+    assert named_model(["--model=/a"]) == "/a"
+    assert named_model([]) == ""

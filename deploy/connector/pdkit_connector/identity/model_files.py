@@ -226,8 +226,8 @@ def take_digests(argv: Sequence[str], environ: MutableMapping[str, str] = os.env
 
 
 def named_model(argv: Sequence[str]) -> str:
-    """Return the model in vLLM's arguments, as the plan writes them; "" if there is none."""
-    return next((value for name, value in itertools.pairwise(argv) if name == "--model"), "")
+    """Return the model in vLLM's arguments; "" if there is none."""
+    return _option(argv, "--model")
 
 
 def model_folder(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Path:
