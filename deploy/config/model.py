@@ -15,6 +15,8 @@ from deploy.config.weight_files import reads_checkpoint, weights_in
 from deploy.connector.pdkit_connector.identity.model_files import (
     WEIGHTS,
     ModelFile,
+    cached_commit,
+    cached_model,
     files_digest,
     model_files,
     unreadable_files,
@@ -142,11 +144,6 @@ def resolve_model(
             retry=({"--model": "./path/to/model"}, {"--model": "owner/name"}),
         )
     return _hub(value, hub_cache or default_hub_cache(), load_format, revision)
-
-
-def snapshot_folder(model: Model, cache: Path) -> Path:
-    """Return the folder of a hub's model of known version in the Hugging Face cache."""
-    return cache / f"models--{model.ref.replace('/', '--')}" / "snapshots" / model.version
 
 
 def is_folder(value: str) -> bool:
@@ -306,12 +303,11 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 def _snapshot(repo_id: str, cache: Path, revision: str = "main") -> Path | None:
     """Return the folder of a model's revision, a branch or commit, in the Hugging Face cache."""
-    folder = cache / f"models--{repo_id.replace('/', '--')}"
-    try:
-        return folder / "snapshots" / (folder / "refs" / revision).read_text("utf-8").strip()
-    except OSError:
-        if revision != "main":
-            commit = folder / "snapshots" / revision
-            return commit if commit.is_dir() else None
-        configs = sorted(folder.glob("snapshots/*/config.json"))
-        return configs[0].parent if configs else None
+    folder = cached_model(cache, repo_id)
+    if commit := cached_commit(cache, repo_id, revision):
+        return folder / "snapshots" / commit
+    if revision != "main":
+        given = folder / "snapshots" / revision
+        return given if given.is_dir() else None
+    configs = sorted(folder.glob("snapshots/*/config.json"))
+    return configs[0].parent if configs else None

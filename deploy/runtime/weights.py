@@ -14,7 +14,11 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from deploy.config.weight_files import ReadIndex, chosen_weights, indexed_files, weights_in
-from deploy.connector.pdkit_connector.identity.model_files import WEIGHTS
+from deploy.connector.pdkit_connector.identity.model_files import (
+    WEIGHTS,
+    cached_model,
+    cached_snapshot,
+)
 from deploy.runtime.hub import HubError
 
 # Weights in formats that no engine reads.
@@ -40,14 +44,12 @@ class WantedModel:
     @property
     def folder(self) -> Path:
         """The model's folder in the cache of the hub, whether or not it is there."""
-        return self.cache / f"models--{self.model.replace('/', '--')}"
+        return cached_model(self.cache, self.model)
 
     @property
     def snapshot(self) -> Path:
         """The folder of this revision's files, where it is here."""
-        ref = self.folder / "refs" / self.revision
-        commit = ref.read_text("utf-8").strip() if ref.is_file() else self.revision
-        return self.folder / "snapshots" / commit
+        return cached_snapshot(self.cache, self.model, self.revision)
 
     def is_here(self) -> bool:
         """Tell whether all weights are here; a file appears in the cache when it is whole."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.config.model import snapshot_folder
 from deploy.connector.pdkit_connector.identity.model_files import (
+    cached_snapshot,
     changed_files,
     model_files,
     named_files,
@@ -62,7 +62,9 @@ def _change(prepared: Prepared) -> tuple[str, str]:
     was, what, changes = prepared.model, f"the weights in {prepared.model.ref}", []
     if was.files:
         of_hub = was.source == "hub"
-        folder = snapshot_folder(was, prepared.hub_cache) if of_hub else Path(was.ref)
+        folder = (
+            cached_snapshot(prepared.hub_cache, was.ref, was.version) if of_hub else Path(was.ref)
+        )
         changes = list(changed_files(was.files, model_files(folder)))
     if was.named and not changes:
         what = "the files that engine.args names"

@@ -13,12 +13,13 @@ from deploy.assets import Kit, connector_path, monitoring_path, router_path
 from deploy.config.compat import connector_of
 from deploy.config.engine_args import options
 from deploy.config.fields import IN_ENGINES, Connector
-from deploy.config.model import Model, resolve_model, snapshot_folder
+from deploy.config.model import Model, resolve_model
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec, settle
 from deploy.config.vendors import vendor_named
 from deploy.connector.pdkit_connector.identity.model_files import (
     ModelFile,
+    cached_snapshot,
     is_offline,
     model_files,
     named_files,
@@ -229,4 +230,5 @@ def _cached_files(
         return ()
     if model.source != "hub" or not (model.version and model.weight_bytes):
         return ()
-    return model_files(snapshot_folder(model, spec.hub_cache or default_hub_cache()))
+    cache = spec.hub_cache or default_hub_cache()
+    return model_files(cached_snapshot(cache, model.ref, model.version))

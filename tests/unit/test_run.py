@@ -107,8 +107,8 @@ class TestFull:
         broken = [[part("a", count)], [part("b", "false")], [part("c", count)]]
         assert whole_run(monkeypatch, broken, full=True) == 1
         assert "| b | failed | 0 s |" in page.read_text()
-        mended = [[part("a", "false")], [part("b", count)], [part("c", "false")]]
-        assert whole_run(monkeypatch, mended, full=True) == 0
+        repaired = [[part("a", "false")], [part("b", count)], [part("c", "false")]]
+        assert whole_run(monkeypatch, repaired, full=True) == 0
         assert len((tmp_path / "ran").read_text().splitlines()) == 3
         text = page.read_text()
         assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text

@@ -24,7 +24,7 @@ from pdkit_connector.engine_key import MIDDLEWARE, read_key
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.identity.kv_identity import take_rows_early
 from pdkit_connector.identity.model_files import (
-    cached_commit,
+    commit_in_cache,
     difference_to_plan,
     is_offline,
     named_model,
@@ -87,7 +87,7 @@ def held_to_commit(argv: Sequence[str]) -> list[str]:
     try:
         commit = HfApi().model_info(model, revision=revision or None, timeout=_HUB_S).sha
     except Exception as exc:  # noqa: BLE001 - vLLM says better what is wrong with a model
-        commit = cached_commit(argv)
+        commit = commit_in_cache(argv)
         get_logger().warning(
             "pdkit-connector the hub does not name the commit of %s (%s); cached: %s",
             model, type(exc).__name__, commit or "none",

@@ -15,13 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.engine import CacheCounters
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import replace_private
 from deploy.runtime.own_files import read_json
-from deploy.runtime.whole_page import whole_page
 from deploy.verify.canaries import (
     Canary,
     CanaryFindings,
@@ -33,6 +31,7 @@ from deploy.verify.canaries import (
     kept,
 )
 from deploy.verify.equivalence import Completion
+from deploy.workflows.check.keys import key_name
 from deploy.workflows.check.probes import counting
 from deploy.workflows.check.session import ANSWER_TIMEOUT_S, BAD_REQUEST, Session
 from deploy.workflows.key_cleanup import canary_of, mark
@@ -279,14 +278,11 @@ def identity_of(running: RunningStack) -> str:
     seeds = [launcher.environment(one).get("PYTHONHASHSEED", "") for one in records if one]
     seed = next(filter(None, seeds), "")
     try:
-        names = {_key_name(running, engine.name) for engine in plan.all_engines if seed}
+        names = {
+            key_name(running, engine.name, timeout_s=ANSWER_TIMEOUT_S)
+            for engine in plan.all_engines
+            if seed
+        }
     except ApiError:
         return ""
     return f"{seed} {names.pop()}".strip() if len(names) == 1 else ""
-
-
-def _key_name(running: RunningStack, engine: str) -> str:
-    """Return what an engine calls the model in keys; "" if it does not say."""
-    with running.api(running.stack.service(engine), timeout_s=ANSWER_TIMEOUT_S) as api:
-        report = ConnectorReport.read(whole_page(api.metrics))
-    return str(report.kv.get("key_name", ""))

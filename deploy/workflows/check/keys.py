@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.home import Home
 from deploy.runtime.store import Store
 from deploy.workflows.key_cleanup import DONE, mark, remove_keys
-from deploy.workflows.running import RunningStack
+from deploy.workflows.running import RunningStack, engine_page
 
 _PATIENCE_S = 20.0
 
@@ -51,6 +52,16 @@ class CheckKeys:
     def remove(self, store: Store) -> int | None:
         """Remove the keys of this run, and their twins; return how many, or None."""
         return store.remove_marked(mark(self.run)) if self.tagged else None
+
+
+def key_name(running: RunningStack, engine: str, *, timeout_s: float) -> str:
+    """Return what an engine calls the model in its keys; "" if it does not say.
+
+    Raises:
+        ApiError: no answer.
+    """
+    report = ConnectorReport.read(engine_page(running, engine, timeout_s=timeout_s))
+    return str(report.kv.get("key_name", ""))
 
 
 @contextlib.contextmanager

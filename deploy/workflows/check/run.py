@@ -220,7 +220,8 @@ def _checked(
 
 def _unplanned(pages: Mapping[str, MetricsPage], name: str) -> Iterator[str]:
     """Yield differences from the plan that all engines share; others fail the check."""
-    for one in rows_apart({name: ConnectorReport.read(page).kv for name, page in pages.items()}):
+    reports = {engine: ConnectorReport.read(page).kv for engine, page in pages.items()}
+    for one in rows_apart(reports):
         if one.alike:
             yield (
                 f"warning: the engines do not run what was planned, and find no KV that was stored "

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from deploy.metrics.connector import ConnectorReport
 from deploy.runtime.engine_api import ApiError, EngineApi
-from deploy.runtime.whole_page import whole_page
 from deploy.verify.hits import Phase
+from deploy.workflows.check.keys import key_name
 from deploy.workflows.check.probes import hits_of, lengths, said
 from deploy.workflows.check.session import Session
 from deploy.workflows.running import RunningStack
@@ -69,7 +68,7 @@ def drop_from_memory(running: RunningStack, prompt: Sequence[int]) -> bool:
     plan = running.prepared.plan
     if plan.kv_server is None:
         return False
-    model = _key_name(running)
+    model = key_name(running, plan.engines[0].name, timeout_s=5.0)
     deadline = time.monotonic() + _STORED_WITHIN_S
     with EngineApi(running.stack.service(plan.kv_server.name).url, timeout_s=5.0) as api:
         while not api.forget(model, plan.limits.ranks, prompt):
@@ -77,11 +76,3 @@ def drop_from_memory(running: RunningStack, prompt: Sequence[int]) -> bool:
                 return False
             time.sleep(_POLL_S)
     return True
-
-
-def _key_name(running: RunningStack) -> str:
-    """Return the model's name in keys; "" if the first engine does not report it."""
-    engine = running.stack.service(running.prepared.plan.engines[0].name)
-    with running.api(engine, timeout_s=5.0) as api:
-        report = ConnectorReport.read(whole_page(api.metrics))
-    return str(report.kv.get("key_name", ""))

@@ -239,8 +239,7 @@ def model_folder(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -
     model = named_model(argv)
     if model.startswith("/") or not is_offline(environ):
         return Path(model)
-    folder, revision = _cached(argv, environ)
-    return folder / "snapshots" / (cached_commit(argv, environ) or revision)
+    return cached_snapshot(*_cached(argv, environ))
 
 
 def named_revision(argv: Sequence[str]) -> str:
@@ -248,18 +247,33 @@ def named_revision(argv: Sequence[str]) -> str:
     return _option(argv, "--revision")
 
 
-def cached_commit(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
-    """Return the commit that the hub's cache has of the model's branch or tag; "" if none."""
-    folder, revision = _cached(argv, environ)
+def commit_in_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """Return the commit of the model in vLLM's arguments that the hub's cache has; "" if none."""
+    return cached_commit(*_cached(argv, environ))
+
+
+def _cached(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Path, str, str]:
+    cache = Path(_option(argv, "--download-dir") or _hub_cache(environ))
+    return cache, named_model(argv), named_revision(argv) or "main"
+
+
+def cached_model(cache: Path, model: str) -> Path:
+    """Return the folder of a model in the hub's cache, which may be missing."""
+    return cache / f"models--{model.replace('/', '--')}"
+
+
+def cached_commit(cache: Path, model: str, revision: str) -> str:
+    """Return the commit that the hub's cache has of a model's branch or tag; "" if none."""
     try:
-        return (folder / "refs" / revision).read_text("utf-8").strip()
+        return (cached_model(cache, model) / "refs" / revision).read_text("utf-8").strip()
     except OSError:
         return ""
 
 
-def _cached(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Path, str]:
-    cache = Path(_option(argv, "--download-dir") or _hub_cache(environ))
-    return cache / f"models--{named_model(argv).replace('/', '--')}", named_revision(argv) or "main"
+def cached_snapshot(cache: Path, model: str, revision: str) -> Path:
+    """Return the folder of the files of a model's branch, tag or commit, which may be missing."""
+    commit = cached_commit(cache, model, revision) or revision
+    return cached_model(cache, model) / "snapshots" / commit
 
 
 def _option(argv: Sequence[str], name: str) -> str:
