@@ -115,7 +115,8 @@ class RedisSpec(Strict):
 
     client: Literal["pdkit", "lmcache"] = Field(
         "pdkit",
-        description="client that moves KV: pdkit's own, or LMCache's redis:// connector",
+        description="client that moves KV: pdkit's own; or LMCache's, a legacy setting for one "
+        "redis:// server without TLS",
     )
     server: Path | None = Field(
         None,
