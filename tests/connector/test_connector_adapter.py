@@ -31,10 +31,7 @@ from vllm.v1.request import RequestStatus
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from adapter_steps import Vllm
 
-OURS = (
-    "B4a", "B4b", "B4c", "B4d", "B4e", "B4f", "B11", "B12", "B12b", "B16", "B16b", "B19",
-    "B25",
-)  # fmt: skip
+OURS = ("B4a", "B4b", "B4d", "B4e", "B11", "B12", "B16", "B16b", "B19", "B25")
 FIXES = {fix.id: fix for fix in discover() if fix.id in OURS}
 METHODS = (
     "start_load_kv", "save_kv_layer", "wait_for_save", "record_failed_blocks",

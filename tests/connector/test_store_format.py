@@ -1,4 +1,4 @@
-"""What goes into the remote store and what is refused: B1, B3, B20, and LMCache's own client."""
+"""What goes into the remote store and what is refused: B1, B20, and LMCache's own client."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lmcache import utils
-from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
 from lmcache.v1 import protocol
 from lmcache.v1.memory_allocators.buffer_allocator import BufferAllocator
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 from pdkit_connector.errors import UnsupportedSetting
 from pdkit_connector.fixes import (
     b01_metadata_packing,
-    b03_key_layer,
     b20_kv_groups,
 )
 from pdkit_connector.plain_redis import require_plain_redis
@@ -154,40 +151,6 @@ def test_b1_still_refuses_invalid_metadata(groups):
         chunk([CHUNK, CHUNK], [BF16, BF16]).serialize()
     with pytest.raises(struct.error):
         protocol.RemoteMetadata.deserialize(b"short")
-
-
-# B3
-
-
-def key(**more) -> CacheEngineKey:
-    facts = {"model_name": "m", "world_size": 1, "worker_id": 0, "chunk_hash": 0x12}
-    return CacheEngineKey(**{**facts, "dtype": BF16, **more})
-
-
-def test_b3_is_not_needed_on_the_installed_release():
-    assert apply_fix(b03_key_layer.FIX, NO_ENGINE).state is FixState.NOT_NEEDED
-
-
-def test_b3_reads_layers_in_every_module_that_reads_keys(monkeypatch):
-    def looks_at_the_dtype(text):
-        kind = LayerCacheEngineKey if text.split("@")[4].isdigit() else CacheEngineKey
-        return kind.from_string(text)
-
-    monkeypatch.setattr(utils, "parse_cache_key", looks_at_the_dtype)
-    monkeypatch.setattr(protocol, "parse_cache_key", looks_at_the_dtype)
-    outcome = apply_fix(b03_key_layer.FIX, NO_ENGINE)
-    assert outcome.state is FixState.APPLIED, outcome.evidence
-    for tags in (None, {"lmcache.tag.9": "1"}, {"lmcache.tag.a": "1", "lmcache.tag.b": "2%3"}):
-        whole = key(request_configs=tags)
-        for expected in (whole, *whole.split_layers(101)):
-            for parse in (utils.parse_cache_key, protocol.parse_cache_key):
-                read = parse(f" {expected.to_string()}  ")
-                assert type(read) is type(expected)
-                assert read == expected
-    with pytest.raises(ValueError, match="Invalid key"):
-        utils.parse_cache_key("m@1@0")
-    with pytest.raises(ValueError, match="Invalid key"):
-        utils.parse_cache_key("m@1@0@12@bfloat16@-3")
 
 
 # LMCache's own client: one plain Redis

@@ -65,8 +65,6 @@ def manager(backend: Any) -> Any:
     made.allocator_backend = pool
     made._freeze, made._freeze_lock = False, threading.RLock()
     made._bypassed_backends, made._bypass_lock = set(), threading.RLock()
-    # Releases before 0.3.12 take turns for a layer's chunks.
-    made.async_serializer = SimpleNamespace(run=lambda coroutine, _chunks: coroutine)
     return made
 
 

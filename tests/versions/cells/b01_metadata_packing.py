@@ -11,15 +11,11 @@ import secrets
 from typing import Any
 
 import torch
-from lmcache.v1 import protocol
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 from lmcache_objects import config, key, metadata, remote_backend
-from trial import NotHere
 
 
 def cell() -> None:
-    if not hasattr(protocol, "init_remote_metadata_info"):
-        raise NotHere("metadata of one record whatever the object")
     for groups in (1, 2):
         compressed_survives(groups=groups)
 
