@@ -18,13 +18,19 @@ from lmcache.integration.vllm.vllm_v1_adapter import (
     RequestTracker,
     SaveSpec,
 )
-from pdkit_connector.adapter_miniature import BLOCK, CHUNK, IdleEngine, LookupClient, miniature
 from pdkit_connector.connector import start_failure
 from pdkit_connector.fixes import b11_slot_mapping, b16b_image_keys
+from pdkit_connector.in_engine.adapter_miniature import (
+    BLOCK,
+    CHUNK,
+    IdleEngine,
+    LookupClient,
+    miniature,
+)
+from pdkit_connector.in_engine.step_requests import of_step, resumed_ids, without
 from pdkit_connector.registry import FixState, Need, apply_fix, discover
 from pdkit_connector.request_view import RequestView, viewed
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import of_step, resumed_ids, without
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import RequestStatus
 

@@ -15,7 +15,7 @@ from pdkit_connector.fixes import (
     b01_metadata_packing,
     b20_kv_groups,
 )
-from pdkit_connector.plain_redis import require_plain_redis
+from pdkit_connector.in_engine.plain_redis import require_plain_redis
 from pdkit_connector.registry import FixState, apply_fix
 from pdkit_connector.setting import Setting
 

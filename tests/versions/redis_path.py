@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 from lmcache_objects import CHUNK, chunk
-from pdkit_connector.layer_steps import idle_engine
+from pdkit_connector.in_engine.layer_steps import idle_engine
 
 TIMEOUT_S = 60
 

@@ -14,9 +14,9 @@ from pdkit_connector import spans
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.identity.kv_identity import identified
+from pdkit_connector.in_engine.plain_redis import require_plain_redis
 from pdkit_connector.kv_report import kv_facts
 from pdkit_connector.log import get_logger
-from pdkit_connector.plain_redis import require_plain_redis
 from pdkit_connector.registry import FixState, Registry, disabled_ids, discover
 from pdkit_connector.releases import release_line
 from pdkit_connector.setting import Setting

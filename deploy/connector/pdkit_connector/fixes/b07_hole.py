@@ -6,8 +6,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector import holes
-from pdkit_connector.layer_steps import idle_engine, replace_method, silent
+from pdkit_connector.in_engine import holes
+from pdkit_connector.in_engine.layer_steps import idle_engine, replace_method, silent
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 

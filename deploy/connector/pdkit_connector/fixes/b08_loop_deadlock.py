@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from pdkit_connector.layer_steps import replace_method, was_replaced, what_runs
+from pdkit_connector.in_engine.layer_steps import replace_method, was_replaced, what_runs
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting

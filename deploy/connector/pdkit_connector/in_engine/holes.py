@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from pdkit_connector.layer_steps import Steps, retrieve_steps
+from pdkit_connector.in_engine.layer_steps import Steps, retrieve_steps
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import describe
 
