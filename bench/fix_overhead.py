@@ -153,7 +153,7 @@ def storage_operations(port: int) -> dict[str, Callable[[], Took]]:
 def step_operations() -> dict[str, Callable[[], Took]]:
     """Build and serve the metadata of decode steps, which move nothing, in the vLLM adapter."""
     from lmcache.integration.vllm.vllm_v1_adapter import RequestTracker
-    from pdkit_connector.adapter_miniature import IdleEngine, miniature, new_request
+    from pdkit_connector.in_engine.adapter_miniature import IdleEngine, miniature, new_request
 
     scheduler, worker = miniature(client=object()), miniature(engine=IdleEngine())
     prompt = 1024

@@ -39,9 +39,7 @@ Changes = Mapping[str, str | None]
 # A hint: the help of the command that was typed.
 HELP = "--help"
 # Settings of deploy.yaml that no option sets; nested ones have none either.
-NO_OPTION = frozenset(
-    {"producer_tp", "consumer_tp", "gpu_access", "hub_cache", "hf_token_file", "supervise"}
-)
+NO_OPTION = frozenset({"gpu_access", "hub_cache", "hf_token_file", "supervise"})
 # Characters that XML forbids or a terminal would interpret. Named one by one: their complement
 # takes ten times as long to compile.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")

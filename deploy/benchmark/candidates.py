@@ -83,7 +83,7 @@ def winning_spec(asked: Mapping[str, Any], candidate: Candidate) -> dict[str, An
     return {**without_split(asked, plain=candidate.plain), **split}
 
 
-_SPLIT = ("gpus", "topology", "producers", "consumers", "tp", "producer_tp", "consumer_tp")
+_SPLIT = ("gpus", "topology", "producers", "consumers", "tp")
 _SHARED_KV = ("connector", "layerwise", "save_decode_cache", "redis")
 
 

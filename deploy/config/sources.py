@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from deploy.config.spec import StackSpec
+from deploy.config.spec import REMOVED, StackSpec
 from deploy.config.vendors import meant_vendor
 from deploy.errors import HELP, ConfigError
 
@@ -210,6 +210,11 @@ def _expectation(error: ErrorDetails, location: tuple[str, ...]) -> str:
 
 def _unknown_key(location: tuple[str, ...], origin: str) -> ConfigError:
     *parents, key = location
+    if location in REMOVED:
+        return ConfigError(
+            f"{origin}: {key} {REMOVED[location]}",
+            hint=f"leave {key} out of {origin} and run the command again",
+        )
     known = _keys_at(parents)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     guess = f"; did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(known)}"

@@ -6,8 +6,9 @@ vendor or the machine are `None` here and are settled by the planner.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NewType
+from typing import Annotated, Any, Literal, NewType
 
 from pydantic import BeforeValidator, Field
 
@@ -115,7 +116,8 @@ class RedisSpec(Strict):
 
     client: Literal["pdkit", "lmcache"] = Field(
         "pdkit",
-        description="client that moves KV: pdkit's own, or LMCache's redis:// connector",
+        description="client that moves KV: pdkit's own; or LMCache's, a legacy setting for one "
+        "redis:// server without TLS",
     )
     server: Path | None = Field(
         None,
@@ -229,8 +231,6 @@ class StackSpec(Strict, defer_build=False):
         description="number of consumers, instead of topology; 0 if on other hosts; default: 1",
     )
     tp: Count = Field(1, description="tensor-parallel size of every engine")
-    producer_tp: Count | None = Field(None, description="must equal tp; default: tp")
-    consumer_tp: Count | None = Field(None, description="must equal tp; default: tp")
     image: ImageName | None = Field(
         None,
         description="engine image: a profile (deploy images list) or an image reference; default: "
@@ -296,6 +296,21 @@ class StackSpec(Strict, defer_build=False):
     timeouts: TimeoutSpec = TimeoutSpec.model_construct()
     slo: SloSpec = SloSpec.model_construct()
     tracing: TracingSpec = TracingSpec.model_construct()
+
+
+# Settings of earlier versions.
+_ONE_TP = "is no longer a setting: tp is the size of every engine of a stack"
+REMOVED = {("producer_tp",): _ONE_TP, ("consumer_tp",): _ONE_TP}
+
+
+def restored_spec(stored: Mapping[str, Any]) -> StackSpec:
+    """Return a spec from a file that this version of the kit wrote, or an earlier one.
+
+    Raises:
+        TypeError, ValueError: it does not fit this version.
+    """
+    # Those that were removed could have no value but the default.
+    return StackSpec.model_validate({k: v for k, v in dict(stored).items() if (k,) not in REMOVED})
 
 
 # A spec in which nothing is left to the machine: vendor, runtime and connector are named.

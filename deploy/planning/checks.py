@@ -34,7 +34,6 @@ def check_spec(spec: SettledSpec, model: Model, block_size: int, topology: Topol
     _check_gpu_access(spec)
     check_kv_server(spec, topology, model)
     check_redis(spec, topology)
-    _check_equal_ranks(spec)
     _check_tensor_parallel(spec, model, topology)
     _check_ports(spec.port, topology)
 
@@ -57,21 +56,6 @@ def _check_gpu_access(spec: SettledSpec) -> None:
             setting="gpu_access",
             hint="leave gpu_access out of deploy.yaml",
         )
-
-
-def _check_equal_ranks(spec: SettledSpec) -> None:
-    """Refuse roles of different tensor-parallel sizes, which could never read each other's KV."""
-    for field in ("producer_tp", "consumer_tp"):
-        asked = getattr(spec, field)
-        if asked not in (None, spec.tp):
-            raise ConfigError(
-                f"{asked} differs from the other role's {spec.tp}; the store's keys name "
-                "the number of ranks and each rank's own part of the KV, so a consumer would never "
-                "find what a producer stored",
-                setting=field,
-                retry=({"--tp": str(asked)},),
-                note=f"without {field}",
-            )
 
 
 def _check_tensor_parallel(spec: SettledSpec, model: Model, topology: Topology) -> None:

@@ -60,17 +60,8 @@ def check_redis(spec: SettledSpec, topology: Topology) -> None:
     if not topology.redis:
         _check_nothing_shared(spec, topology)
     file = spec.redis.url_file
-    if spec.redis.client == "lmcache" and (spec.redis.shards or 1) > 1:
-        raise ConfigError(
-            f"{spec.redis.shards} does not work with redis.client lmcache, which uses one address",
-            setting="redis.shards",
-            hint="leave redis.shards out of deploy.yaml, or redis.client",
-        )
-    if spec.redis.client == "lmcache" and spec.redis.integrity == "mac":
-        raise ConfigError(
-            "redis.integrity: mac does not work with redis.client lmcache, which has no checks",
-            hint="leave redis.integrity out of deploy.yaml, or redis.client",
-        )
+    if spec.redis.client == "lmcache":
+        _check_lmcache_client(spec)
     if file is None:
         if spec.redis.tls_files:
             raise ConfigError(
@@ -88,6 +79,28 @@ def check_redis(spec: SettledSpec, topology: Topology) -> None:
                 "your own",
                 setting=f"redis.{name}",
                 hint=f"leave redis.{name} out of deploy.yaml, or redis.url_file",
+            )
+
+
+def _check_lmcache_client(spec: SettledSpec) -> None:
+    """Refuse what does not go with LMCache's own client, which is supported with one plain Redis.
+
+    `deploy/workflows/user_redis.py` checks the scheme of a user's own URL, where it reads it.
+    """
+    redis = spec.redis
+    asked = (
+        ("layerwise", "true" if spec.layerwise else "", "moves whole chunks"),
+        ("redis.shards", redis.shards if redis.shards != 1 else None, "uses one server"),
+        ("redis.integrity", "mac" if redis.integrity == "mac" else "", "checks nothing"),
+        ("redis.tls_files", [*map(str, redis.tls_files)], "is supported without TLS"),
+    )
+    for field, value, why in asked:
+        if value:
+            raise ConfigError(
+                f"{value} does not work with redis.client lmcache, which {why}",
+                setting=field,
+                hint=f"leave {field} out, or leave redis.client out of deploy.yaml: the default "
+                "client supports it",
             )
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from deploy.assets import Kit
 from deploy.config.fields import IN_ENGINES
-from deploy.config.spec import StackSpec, settle
+from deploy.config.spec import StackSpec, restored_spec, settle
 from deploy.config.vendors import vendor_named
 from deploy.errors import StateError
 from deploy.planning.inventory import Inventory
@@ -103,7 +103,7 @@ def read_document(text: str) -> ExportedStack:
         document = json.loads(text)
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
-        spec = StackSpec.model_validate(document["spec"])
+        spec = restored_spec(document["spec"])
         facts, model = restored_facts(document["machine"]), restored_model(document["model"])
         machines, namespace = int(document["machines"]), str(document["namespace"])
         if not isinstance(facts.software, Containers):

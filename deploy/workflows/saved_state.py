@@ -12,7 +12,7 @@ from typing import Any, Literal
 from deploy.config.fields import IN_ENGINES, Connector
 from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
-from deploy.config.spec import StackSpec
+from deploy.config.spec import StackSpec, restored_spec
 from deploy.connector.pdkit_connector.identity.model_files import (
     ModelFile,
     files_digest,
@@ -147,7 +147,7 @@ def restored_state(file: StateFile) -> StackState:
 
 
 def _restored_plan(stored: Mapping[str, Any]) -> SavedPlan:
-    spec = StackSpec.model_validate(stored["spec"])
+    spec = restored_spec(stored["spec"])
     return SavedPlan(
         spec,
         restored_facts(stored["machine"]),

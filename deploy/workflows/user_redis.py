@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from deploy.runtime.url_store import UrlStore
 
 _FIELD = "redis.url_file"
-# LMCache's own client misreads other schemes.
-_LMCACHE_SCHEMES = ("redis", "rediss", "unix")
+# The only scheme that is supported with LMCache's own client.
+_LMCACHE_SCHEME = "redis"
 _URLS = ", ".join(f"{one}://" for one in SCHEMES)
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,19}")
 _BY_PROCESS: Changes = {"--runtime": "process"}
@@ -133,12 +133,12 @@ def _require_scheme(text: str, file: Path, client: str) -> None:
             setting=_FIELD,
             hint=f"write one URL to {file}: {_URLS}",
         )
-    if client == "lmcache" and scheme not in _LMCACHE_SCHEMES:
+    if client == "lmcache" and scheme != _LMCACHE_SCHEME:
         raise ConfigError(
-            f"lmcache cannot use the {scheme}:// of {_FIELD} ({file}); it takes "
-            + ", ".join(f"{one}://" for one in _LMCACHE_SCHEMES),
+            f"lmcache is supported with one {_LMCACHE_SCHEME}:// server only, and {_FIELD} "
+            f"({file}) has a {scheme}:// URL",
             setting="redis.client",
-            hint="remove redis.client from deploy.yaml: pdkit's own client supports it",
+            hint="leave redis.client out of deploy.yaml: the default client supports it",
         )
 
 

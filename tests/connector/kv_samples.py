@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from lmcache.v1.memory_allocators.host_memory_allocator import HostMemoryAllocator
 from lmcache.v1.memory_management import MemoryFormat
-from pdkit_connector.cpu_blocks import Geometry
-from pdkit_connector.cpu_mover import BlockMover, LayerwiseBlockMover
+from pdkit_connector.in_engine.cpu_blocks import Geometry
+from pdkit_connector.in_engine.cpu_mover import BlockMover, LayerwiseBlockMover
 
 
 @dataclass

@@ -18,23 +18,26 @@ from lmcache.integration.vllm.vllm_v1_adapter import (
     RequestTracker,
     SaveSpec,
 )
-from pdkit_connector.adapter_miniature import BLOCK, CHUNK, IdleEngine, LookupClient, miniature
 from pdkit_connector.connector import start_failure
 from pdkit_connector.fixes import b11_slot_mapping, b16b_image_keys
+from pdkit_connector.in_engine.adapter_miniature import (
+    BLOCK,
+    CHUNK,
+    IdleEngine,
+    LookupClient,
+    miniature,
+)
+from pdkit_connector.in_engine.step_requests import of_step, resumed_ids, without
 from pdkit_connector.registry import FixState, Need, apply_fix, discover
 from pdkit_connector.request_view import RequestView, viewed
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import of_step, resumed_ids, without
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import RequestStatus
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from adapter_steps import Vllm
 
-OURS = (
-    "B4a", "B4b", "B4c", "B4d", "B4e", "B4f", "B11", "B12", "B12b", "B16", "B16b", "B19",
-    "B25",
-)  # fmt: skip
+OURS = ("B4a", "B4b", "B4d", "B4e", "B11", "B12", "B16", "B16b", "B19", "B25")
 FIXES = {fix.id: fix for fix in discover() if fix.id in OURS}
 METHODS = (
     "start_load_kv", "save_kv_layer", "wait_for_save", "record_failed_blocks",

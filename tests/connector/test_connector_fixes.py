@@ -15,10 +15,10 @@ from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.token_database import ChunkedTokenDatabase, TokenDatabase
 from own_process import run_python
 from pdkit_connector import __main__ as command
-from pdkit_connector.cpu_mover import BlockMover, LayerwiseBlockMover
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.fixes import b17_cpu_mover as b17
-from pdkit_connector.layer_steps import idle_engine
+from pdkit_connector.in_engine.cpu_mover import BlockMover, LayerwiseBlockMover
+from pdkit_connector.in_engine.layer_steps import idle_engine
 from pdkit_connector.registry import FixState, Registry, apply_fix, discover
 from pdkit_connector.setting import Setting
 

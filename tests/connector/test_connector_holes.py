@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lmcache.v1.cache_engine import LMCacheEngine
-from pdkit_connector import holes
-from pdkit_connector.layer_steps import idle_engine, retrieve_steps
+from pdkit_connector.in_engine import holes
+from pdkit_connector.in_engine.layer_steps import idle_engine, retrieve_steps
 
 
 def chunks(*spans):

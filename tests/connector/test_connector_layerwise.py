@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
 from lmcache.v1.cache_engine import LMCacheEngine
-from pdkit_connector.adapter_miniature import idle_adapter
 from pdkit_connector.fixes import b02a_stale_storers as b02a
 from pdkit_connector.fixes import b02b_frozen_store as b02b
 from pdkit_connector.fixes import b02c_unhealthy_store as b02c
@@ -20,7 +19,8 @@ from pdkit_connector.fixes import b02f_unpin as b02f
 from pdkit_connector.fixes import b02g_storer_errors as b02g
 from pdkit_connector.fixes import b16c_layerwise_tags as b16c
 from pdkit_connector.fixes import b18_layerwise_shortfall as b18
-from pdkit_connector.layer_steps import idle_engine, replace_method
+from pdkit_connector.in_engine.adapter_miniature import idle_adapter
+from pdkit_connector.in_engine.layer_steps import idle_engine, replace_method
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import FixState, Need, apply_fix
 from pdkit_connector.setting import Setting

@@ -13,10 +13,10 @@ from kv_samples import (
     store_plain,
 )
 from lmcache.v1.memory_management import MemoryFormat
-from pdkit_connector.cpu_blocks import PagedKV
-from pdkit_connector.cpu_mover import BlockMover, LayerwiseBlockMover
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
-from pdkit_connector.refused_loads import as_miss
+from pdkit_connector.in_engine.cpu_blocks import PagedKV
+from pdkit_connector.in_engine.cpu_mover import BlockMover, LayerwiseBlockMover
+from pdkit_connector.in_engine.refused_loads import as_miss
 
 MODES = {"plain": (store_plain, load_plain), "layerwise": (store_layered, load_layered)}
 SHAPES = [

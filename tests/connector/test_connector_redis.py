@@ -1,120 +1,61 @@
-"""The Redis path with its fixes (B7, B8, B9, B13): what the trials' cells leave out."""
+"""LMCache's own Redis client with its fixes (B7, B8): what the trials' cells leave out."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-import time
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import redis
 from lmcache.v1.cache_engine import LMCacheEngine
 from lmcache.v1.memory_management import TensorMemoryObj
-from lmcache.v1.storage_backend.connector import redis_connector
-from lmcache.v1.storage_backend.connector.redis_connector import (
-    RedisClusterConnector,
-    RedisConnector,
-)
-from lmcache.v1.storage_backend.job_executor.pq_executor import AsyncPQExecutor
+from lmcache.v1.storage_backend.connector.redis_connector import RedisConnector
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 from lmcache.v1.storage_backend.storage_manager import StorageManager
-from pdkit_connector import redis_reads
-from pdkit_connector.fixes import (
-    b07_hole,
-    b08_loop_deadlock,
-    b09_sentinel,
-    b13_pipelined_lookup,
-)
-from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
-from pdkit_connector.redis_reads import METADATA, PAYLOAD, read_prefix
+from pdkit_connector.fixes import b07_hole, b08_loop_deadlock
 from pdkit_connector.registry import FixState, apply_fix
 from pdkit_connector.setting import Setting
 
-from bench.redis_server import RedisServer, free_port
+from bench.redis_server import RedisServer
 from tests.connector import fair_clock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 from lmcache_objects import chunk, config, key, metadata, remote_backend
 from redis_path import fill_of, on_loop, store
 
-FIXES = {
-    fix.id: fix
-    for fix in (b07_hole.FIX, b08_loop_deadlock.FIX, b09_sentinel.FIX, b13_pipelined_lookup.FIX)
-}
-READS = (
-    "_get",
-    "exists_sync",
-    "_batched_get_non_blocking",
-    "_batched_async_contains",
-    "batched_get",
-    "support_batched_get",
-    "batched_contains",
-    "support_batched_contains",
-)
+FIXES = {fix.id: fix for fix in (b07_hole.FIX, b08_loop_deadlock.FIX)}
 KEYS = [key(number) for number in range(1, 6)]
 LIMIT_S = 1
+METADATA, PAYLOAD = "metadata", "kv_bytes"
 
 
 @pytest.fixture
 def patched(restored):
     """Return apply_fix by id, with everything it replaces put back after the test."""
-    restored(RedisConnector, *READS)
-    restored(RedisClusterConnector, *READS)
-    restored(redis_connector, "RedisSentinelConnector")
-    restored(RemoteBackend, "contains")
-    restored(AsyncPQExecutor, "submit_job", "shutdown")
+    restored(RedisConnector, "get", "exists", "close")
+    restored(RemoteBackend, "contains", "batched_get_blocking")
     restored(LMCacheEngine, "retrieve_layer", "_process_tokens_internal")
     restored(StorageManager, "batched_get")
     return lambda fix_id: apply_fix(FIXES[fix_id], Setting())
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
 @pytest.fixture
-def all_patched(patched):
-    """Apply the four fixes."""
+def backend(server, patched, monkeypatch):
+    """A remote backend with the fixes, and with an empty Redis."""
     assert {patched(fix_id).state for fix_id in FIXES} == {FixState.APPLIED}
-
-
-@pytest.fixture(scope="module")
-def serve(tmp_path_factory):
-    """Return a function that starts a redis-server with options."""
-    with contextlib.ExitStack() as servers:
-        yield lambda *options: servers.enter_context(
-            RedisServer(tmp_path_factory.mktemp("redis"), *options)
-        )
-
-
-@pytest.fixture(scope="module")
-def by_socket(serve):
-    """The URL of a Redis behind a Unix socket."""
-    return f"unix://{serve().socket}"
-
-
-@pytest.fixture(scope="module")
-def by_cluster(serve):
-    """The URL of a cluster of one node that has all slots."""
-    # The bus's default port, ten thousand above the other, can be past the last one.
-    server = serve("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
-    client = redis.Redis(unix_socket_path=server.socket)
-    client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-    until = time.monotonic() + 20
-    while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
-        assert time.monotonic() < until, "no cluster"
-        time.sleep(0.05)
-    return f"redis-cluster://127.0.0.1:{server.port}"
-
-
-@pytest.fixture
-def backend(request, monkeypatch):
-    """A remote backend of the URL whose fixture the test names, emptied."""
-    monkeypatch.setenv("REDIS_PORT", "0")
+    monkeypatch.setenv("REDIS_PORT", str(server.port))
     # Newer releases free what was never given back, which would hide a leak.
     monkeypatch.delattr(TensorMemoryObj, "__del__", raising=False)
-    url = request.getfixturevalue(request.param)
     made = remote_backend(
-        config(remote_url=url, max_local_cpu_size=0.001, blocking_timeout_secs=LIMIT_S), metadata()
+        config(max_local_cpu_size=0.001, blocking_timeout_secs=LIMIT_S), metadata()
     )
     on_loop(made, client_of(made).flushall())
     yield made
@@ -123,7 +64,7 @@ def backend(request, monkeypatch):
 
 
 def client_of(backend):
-    return redis_reads.client_of(backend.connection._connector)
+    return backend.connection._connector.connection
 
 
 def drop(backend, key, *parts):
@@ -131,22 +72,33 @@ def drop(backend, key, *parts):
         on_loop(backend, client_of(backend).delete(key.to_string() + part))
 
 
-def room(backend):
-    """Return how many chunks the pool still has room for."""
+def all_memory(backend):
+    """Take all staging memory that is left, in chunks."""
     first = chunk(backend)
-    taken = [first]
-    pool = backend.local_cpu_backend
+    taken, pool = [first], backend.local_cpu_backend
     facts = first.get_shape(), first.get_dtype()
     while (
         more := pool.allocate(*facts, fmt=first.get_memory_format(), busy_loop=False)
     ) is not None:
         taken.append(more)
-    for memory_obj in taken:
-        memory_obj.ref_count_down()
+    return taken
+
+
+def room(backend):
+    """Return how many chunks the pool still has room for."""
+    taken = all_memory(backend)
+    release(taken)
     return len(taken)
 
 
-both = pytest.mark.parametrize("backend", ["by_socket", "by_cluster"], indirect=True)
+def release(memory_objs):
+    for memory_obj in memory_objs:
+        if memory_obj is not None:
+            memory_obj.ref_count_down()
+
+
+def fills(found):
+    return [memory_obj and fill_of(memory_obj) for memory_obj in found]
 
 
 @pytest.mark.parametrize("fix_id", FIXES)
@@ -155,77 +107,22 @@ def test_a_fix_is_needed_before_it_is_applied_and_not_after(patched, fix_id):
     assert patched(fix_id).state is FixState.NOT_NEEDED
 
 
-@pytest.mark.parametrize("fix_id", FIXES)
-def test_each_fix_works_without_the_others(patched, fix_id):
-    for other in reversed(FIXES):
-        if other != fix_id:
-            assert patched(other).state is FixState.APPLIED
-    assert patched(fix_id).state is FixState.APPLIED
-
-
-@pytest.mark.usefixtures("all_patched")
-@both
-def test_every_read_ends_at_the_first_missing_chunk(backend):
+@pytest.mark.parametrize("lost", [(METADATA, PAYLOAD), (PAYLOAD,)])
+def test_a_read_ends_at_the_first_missing_chunk(backend, lost):
     store(backend, KEYS)
     before = room(backend)
-    drop(backend, KEYS[2], METADATA, PAYLOAD)
-    assert backend.batched_contains(KEYS) == 2
-    assert on_loop(backend, backend.batched_async_contains("a", KEYS)) == 2
-    prefix = on_loop(backend, backend.batched_get_non_blocking("a", KEYS))
-    padded = backend.batched_get_blocking(KEYS)
-    assert [fill_of(found) for found in prefix] == [1, 2]
-    assert [found and fill_of(found) for found in padded] == [1, 2, None, None, None]
+    drop(backend, KEYS[2], *lost)
+    found = backend.batched_get_blocking(KEYS)
+    assert fills(found) == [1, 2, None, None, None]
     assert backend.get_blocking(KEYS[2]) is None
     last = backend.get_blocking(KEYS[4])
     assert fill_of(last) == 5
-    redis_reads.release([*prefix, *padded, last])
+    release([*found, last])
     assert room(backend) == before
+    # Metadata without a payload is gone, too, so that what is computed again is stored.
+    assert backend.batched_contains(KEYS) == 2
 
 
-@pytest.mark.usefixtures("all_patched")
-@both
-def test_metadata_without_payload_is_a_miss_and_is_deleted(backend):
-    store(backend, KEYS)
-    before = room(backend)
-    drop(backend, KEYS[1], PAYLOAD)
-    assert backend.contains(KEYS[1])
-    found = on_loop(backend, backend.batched_get_non_blocking("a", KEYS))
-    assert [fill_of(memory_obj) for memory_obj in found] == [1]
-    assert not backend.contains(KEYS[1])
-    redis_reads.release(found)
-    assert room(backend) == before
-
-
-@pytest.mark.usefixtures("all_patched")
-@pytest.mark.parametrize("backend", ["by_socket"], indirect=True)
-@pytest.mark.parametrize("hole", [40, 33, 32, 31, 0])
-def test_long_loads_are_read_in_slices_up_to_the_hole(backend, hole):
-    keys = [key(number) for number in range(40)]
-    store(backend, keys)
-    before = room(backend)
-    if hole < len(keys):
-        drop(backend, keys[hole], PAYLOAD)
-    found = backend.batched_get_blocking(keys)
-    fills = [found and fill_of(found) for found in found]
-    assert fills == [*range(1, hole + 1), *[None] * (40 - hole)]
-    redis_reads.release(found)
-    assert room(backend) == before
-
-
-def test_other_stores_are_read_as_before():
-    asked = []
-    other = SimpleNamespace(connection=SimpleNamespace(_connector=object()))
-
-    def get(_self, keys):
-        asked.append(keys)
-        return [None] * 40
-
-    assert b13_pipelined_lookup._sliced(get, other, list(range(40))) == [None] * 40
-    assert asked == [list(range(40))]
-
-
-@pytest.mark.usefixtures("all_patched")
-@pytest.mark.parametrize("backend", ["by_socket"], indirect=True)
 @pytest.mark.parametrize("change", [lambda payload: payload[:-1], lambda payload: payload + b"x"])
 def test_payload_of_another_length_is_a_miss(backend, change):
     store(backend, KEYS[:2])
@@ -234,93 +131,102 @@ def test_payload_of_another_length_is_a_miss(backend, change):
     payload = on_loop(backend, client_of(backend).get(name))
     on_loop(backend, client_of(backend).set(name, change(payload)))
     found = backend.batched_get_blocking(KEYS[:2])
-    assert [found and fill_of(found) for found in found] == [1, None]
-    redis_reads.release(found)
+    assert fills(found) == [1, None]
+    release(found)
     assert room(backend) == before
 
 
-@pytest.mark.usefixtures("all_patched")
-@pytest.mark.parametrize("backend", ["by_socket"], indirect=True)
 def test_a_full_pool_is_a_miss_in_time_and_the_event_loop_goes_on(backend):
     store(backend, KEYS[:1])
-    pool = backend.local_cpu_backend
-    first = chunk(backend)
-    taken = [first]
-    facts = first.get_shape(), first.get_dtype()
-    while (
-        more := pool.allocate(*facts, fmt=first.get_memory_format(), busy_loop=False)
-    ) is not None:
-        taken.append(more)
-    reading = asyncio.run_coroutine_threadsafe(
-        backend.connection.batched_get(KEYS[:1]), backend.loop
-    )
+    taken = all_memory(backend)
+    reading = asyncio.run_coroutine_threadsafe(backend.connection.get(KEYS[0]), backend.loop)
     begun = fair_clock.now()
     assert backend.contains(KEYS[0])
     assert fair_clock.now() - begun < LIMIT_S / 2, "the loop stood still"
-    assert reading.result(60) == [None]
-    redis_reads.release(taken)
+    assert reading.result(60) is None
+    release(taken)
     found = backend.get_blocking(KEYS[0])
     assert fill_of(found) == 1
-    redis_reads.release([found])
+    release([found])
 
 
-@pytest.mark.usefixtures("all_patched")
-@pytest.mark.parametrize("backend", ["by_socket"], indirect=True)
-def test_an_abandoned_read_frees_its_memory(backend):
+def test_a_read_waits_for_memory_that_is_freed_in_time(backend):
+    store(backend, KEYS[:1])
+    taken = all_memory(backend)
+    pool, asked = backend.local_cpu_backend, threading.Event()
+    allocate = pool.allocate
+
+    def noting(*args, **options):
+        asked.set()
+        return allocate(*args, **options)
+
+    pool.allocate = noting
+    reading = asyncio.run_coroutine_threadsafe(backend.connection.get(KEYS[0]), backend.loop)
+    assert asked.wait(60)
+    release(taken)
+    found = reading.result(60)
+    assert found is not None
+    release([found])
+
+
+def test_reads_and_lookups_that_are_given_up_free_their_memory_and_end_no_worker(backend):
+    """More of them than LMCache has workers; then it reads, looks up and stores again."""
     store(backend, KEYS)
     before = room(backend)
-    payload_asked = asyncio.Event()
-    pipelined = redis_reads.pipelined
+    client, hanging = client_of(backend), []
 
-    async def hang_on_payloads(connector, command, names):
-        if names[0].endswith(PAYLOAD):
-            payload_asked.set()
-            await asyncio.sleep(60)
-        return await pipelined(connector, command, names)
+    async def hang(*_args):
+        hanging.append(1)
+        await asyncio.sleep(60)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_reads, "pipelined", hang_on_payloads)
-        assert backend.batched_get_blocking(KEYS) == [None] * len(KEYS)
-        assert payload_asked.is_set()
-    on_loop(backend, asyncio.sleep(0.1))
+        patch.setattr(client, "mget", hang)
+        patch.setattr(client, "exists", hang)
+        for _ in range(3):
+            assert backend.batched_get_blocking(KEYS) == [None] * len(KEYS)
+            assert backend.contains(KEYS[0]) is False
+    assert len(hanging) == 6, "one chunk is asked for, then none behind it"
     assert room(backend) == before
-    redis_reads.release(found := backend.batched_get_blocking(KEYS))
-    assert None not in found
+    found = backend.batched_get_blocking(KEYS)
+    assert fills(found) == [1, 2, 3, 4, 5]
+    release(found)
+    assert backend.contains(KEYS[0]) is True
+    store(backend, [key(9)])
+    assert backend.contains(key(9)) is True
 
 
-def test_a_failed_read_frees_its_memory():
-    released = []
+@pytest.mark.parametrize("broken", ["mget", "exists"])
+def test_an_error_of_redis_is_a_miss(backend, broken):
+    store(backend, KEYS[:1])
+    before = room(backend)
 
-    class Failing(FakeRedis):
-        def get(self, name):
-            if name.endswith(PAYLOAD):
-                raise ConnectionError("gone")
-            return super().get(name)
+    async def fail(*_args):
+        raise ConnectionError("gone")
 
-        def pipeline(self, **_options):
-            return Failing(self.store)
-
-    pool = SimpleNamespace(
-        allocate=lambda *_a, **_k: SimpleNamespace(ref_count_down=lambda: released.append(1)),
-        config=None,
-    )
-    connector = idle_connector(RedisConnector, Failing({f"a{METADATA}": b""}), pool)
     with pytest.MonkeyPatch.context() as patch:
-        fact = SimpleNamespace(length=1, shapes=[], dtypes=[], fmt=None)
-        patch.setattr(
-            redis_connector, "RemoteMetadata", SimpleNamespace(deserialize=lambda _: fact)
-        )
-        with pytest.raises(ConnectionError):
-            run_aside(read_prefix(connector, [named_key("a")]))
-    assert released == [1]
+        patch.setattr(client_of(backend), broken, fail)
+        if broken == "mget":
+            assert backend.batched_get_blocking(KEYS[:1]) == [None]
+        else:
+            assert backend.contains(KEYS[0]) is False
+    assert room(backend) == before
 
 
-def test_batches_are_limited_in_bytes_and_keep_the_order():
-    big = redis_reads._BATCH_BYTES
-    lengths = (1, big, 2, 3, big - 4, 2 * big)
-    chunks = [
-        redis_reads._Chunk(name, SimpleNamespace(length=length), None)
-        for name, length in zip("abcdef", lengths, strict=True)
-    ]
-    names = [[chunk.name for chunk in batch] for batch in redis_reads._batches(chunks)]
-    assert names == [["a"], ["b"], ["c", "d"], ["e"], ["f"]]
+def test_without_a_connection_nothing_is_found(backend):
+    connection, backend.connection = backend.connection, None
+    assert backend.contains(KEYS[0]) is False
+    assert backend.batched_get_blocking(KEYS[:2]) == [None, None]
+    backend.connection = connection
+
+
+def test_ranks_of_an_mla_model_look_the_first_ones_keys_up(backend):
+    store(backend, KEYS[:1])
+    backend._mla_worker_id_as0_mode = True
+    theirs = SimpleNamespace(with_new_worker_id=lambda rank: KEYS[rank])
+    assert backend.contains(theirs) is True
+    backend._mla_worker_id_as0_mode = False
+
+
+def test_closing_ends(backend):
+    """Upstream waits on the loop for what the loop would have to do, and never ends."""
+    on_loop(backend, backend.connection.close())

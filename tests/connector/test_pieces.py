@@ -12,9 +12,10 @@ from unittest import mock
 import pytest
 import torch
 from lmcache.v1.memory_management import MemoryFormat
-from pdkit_connector import pieces, store_barrier
+from pdkit_connector import store_barrier
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.fixes import b23_pieces
+from pdkit_connector.in_engine import pieces
 from pdkit_connector.setting import Setting
 from redis_servers import eventually
 

@@ -9,8 +9,8 @@ from lmcache.v1.cache_engine import LMCacheEngine
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.token_database import ChunkedTokenDatabase
 from pdkit_connector import store_barrier
-from pdkit_connector.cpu_blocks import Geometry
-from pdkit_connector.cpu_mover import BlockMover
+from pdkit_connector.in_engine.cpu_blocks import Geometry
+from pdkit_connector.in_engine.cpu_mover import BlockMover
 from pdkit_connector.redis_path.value import Header, digest
 from redis_backend import PAYLOAD
 from redis_servers import eventually

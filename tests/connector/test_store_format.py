@@ -1,4 +1,4 @@
-"""What goes into the remote store and what is refused: B1, B3, B5, B10 and B20."""
+"""What goes into the remote store and what is refused: B1, B20, and LMCache's own client."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lmcache import utils
-from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
 from lmcache.v1 import protocol
 from lmcache.v1.memory_allocators.buffer_allocator import BufferAllocator
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 from pdkit_connector.errors import UnsupportedSetting
 from pdkit_connector.fixes import (
     b01_metadata_packing,
-    b03_key_layer,
-    b05_layerwise_remote,
-    b10_serde_guard,
     b20_kv_groups,
 )
+from pdkit_connector.in_engine.plain_redis import require_plain_redis
 from pdkit_connector.registry import FixState, apply_fix
 from pdkit_connector.setting import Setting
 
@@ -157,123 +153,45 @@ def test_b1_still_refuses_invalid_metadata(groups):
         protocol.RemoteMetadata.deserialize(b"short")
 
 
-# B5
-
-
-@pytest.fixture
-def four_only(groups, monkeypatch):
-    """Make the installed release one that packs four dimensions only."""
-
-    def four(shape):
-        assert len(shape) == 4, "Shape dimension should be 4"
-        return list(shape)
-
-    monkeypatch.setattr(protocol, "pad_shape_to_4d", four)
-    monkeypatch.setattr(protocol, "strip_shape_padding", lambda dims, _fmt: torch.Size(dims))
-    return groups
-
-
-def test_b5_is_not_needed_on_the_installed_release(groups):
-    groups(1)
-    assert apply_fix(b05_layerwise_remote.FIX, NO_ENGINE).state is FixState.NOT_NEEDED
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_b5_and_b1_together_in_any_order(four_only, order):
-    for fix in (b01_metadata_packing.FIX, b05_layerwise_remote.FIX)[::order]:
-        assert apply_fix(fix, NO_ENGINE).state is FixState.APPLIED
-    for count in (1, 2):
-        four_only(count)
-        for metadata in (
-            chunk([LAYER], [BF16], MemoryFormat.KV_T2D),
-            chunk([torch.Size((7,))], [FP8], MemoryFormat.KV_2TD),
-            chunk([CHUNK], [BF16]),
-        ):
-            packed = packed_both_ways(metadata)
-            assert protocol.RemoteMetadata.deserialize(packed) == metadata
-        read = protocol.RemoteMetadata.deserialize(compressed().serialize())
-        assert read.shapes == [torch.Size((99, 0, 0, 0))]
-
-
-def test_b5_writes_the_bytes_that_later_releases_write(groups, monkeypatch):
-    groups(1)
-    later = chunk([LAYER], [BF16], MemoryFormat.KV_T2D).serialize()
-    monkeypatch.setattr(protocol, "pad_shape_to_4d", list)
-    b05_layerwise_remote.apply(NO_ENGINE)
-    assert chunk([LAYER], [BF16], MemoryFormat.KV_T2D).serialize() == later
-
-
-def test_b5_refuses_five_dimensions_as_before(four_only):
-    four_only(1)
-    b05_layerwise_remote.apply(NO_ENGINE)
-    with pytest.raises(AssertionError, match="should be 4"):
-        chunk([torch.Size((1, 2, 3, 4, 5))], [BF16]).serialize()
-
-
-# B3
-
-
-def key(**more) -> CacheEngineKey:
-    facts = {"model_name": "m", "world_size": 1, "worker_id": 0, "chunk_hash": 0x12}
-    return CacheEngineKey(**{**facts, "dtype": BF16, **more})
-
-
-def test_b3_is_not_needed_on_the_installed_release():
-    assert apply_fix(b03_key_layer.FIX, NO_ENGINE).state is FixState.NOT_NEEDED
-
-
-def test_b3_reads_layers_in_every_module_that_reads_keys(monkeypatch):
-    def looks_at_the_dtype(text):
-        kind = LayerCacheEngineKey if text.split("@")[4].isdigit() else CacheEngineKey
-        return kind.from_string(text)
-
-    monkeypatch.setattr(utils, "parse_cache_key", looks_at_the_dtype)
-    monkeypatch.setattr(protocol, "parse_cache_key", looks_at_the_dtype)
-    outcome = apply_fix(b03_key_layer.FIX, NO_ENGINE)
-    assert outcome.state is FixState.APPLIED, outcome.evidence
-    for tags in (None, {"lmcache.tag.9": "1"}, {"lmcache.tag.a": "1", "lmcache.tag.b": "2%3"}):
-        whole = key(request_configs=tags)
-        for expected in (whole, *whole.split_layers(101)):
-            for parse in (utils.parse_cache_key, protocol.parse_cache_key):
-                read = parse(f" {expected.to_string()}  ")
-                assert type(read) is type(expected)
-                assert read == expected
-    with pytest.raises(ValueError, match="Invalid key"):
-        utils.parse_cache_key("m@1@0")
-    with pytest.raises(ValueError, match="Invalid key"):
-        utils.parse_cache_key("m@1@0@12@bfloat16@-3")
-
-
-# B10
+# LMCache's own client: one plain Redis
 
 
 def engine(**settings) -> Setting:
-    facts = {"remote_serde": "naive", "enable_async_loading": False, "use_layerwise": False}
+    facts = {
+        "remote_url": "redis://:secret@h:1/0", "remote_serde": "naive",
+        "enable_async_loading": False, "use_layerwise": "false",
+    }  # fmt: skip
     values = {f"lmcache.{name}": value for name, value in {**facts, **settings}.items()}
     return Setting(engine=True, extra_config=values)
 
 
-@pytest.mark.parametrize("reader", ["enable_async_loading", "use_layerwise"])
-@pytest.mark.parametrize("on", [True, "true", "True"])
-def test_b10_refuses_compression_that_is_never_undone(reader, on):
-    with pytest.raises(UnsupportedSetting, match=f"cachegen with {reader}"):
-        apply_fix(b10_serde_guard.FIX, engine(remote_serde="cachegen", **{reader: on}))
+def test_one_plain_redis_is_supported():
+    require_plain_redis(engine())
+    require_plain_redis(engine(remote_url=None, use_layerwise=True))
+    require_plain_redis(NO_ENGINE)
 
 
-@pytest.mark.parametrize("settings", [{}, {"enable_async_loading": "false"}])
-def test_b10_lets_compression_run_with_plain_loads(settings):
-    outcome = apply_fix(b10_serde_guard.FIX, engine(remote_serde="cachegen", **settings))
-    assert outcome.state is FixState.GUARDED
-
-
-@pytest.mark.parametrize("serde", ["naive", "kivi"])
-def test_b10_does_not_concern_serializers_that_change_nothing(serde):
-    setting = engine(remote_serde=serde, enable_async_loading=True, use_layerwise=True)
-    assert apply_fix(b10_serde_guard.FIX, setting).state is FixState.NOT_APPLICABLE
-
-
-def test_b10_only_reports_without_an_engine():
-    assert apply_fix(b10_serde_guard.FIX, NO_ENGINE).state is FixState.GUARDED
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("remote_url", "redis-sentinel://:secret@h:1/m", "redis-sentinel://"),
+        ("remote_url", "redis-cluster://:secret@h:1", "redis-cluster://"),
+        ("remote_url", "rediss://:secret@h:1", "rediss://"),
+        ("remote_url", "unix://:secret@/run/redis.sock", "unix://"),
+        ("remote_url", "lm://h:1", "lm://"),
+        ("remote_url", ":secret@h", "no scheme"),
+        ("use_layerwise", True, "true"),
+        ("use_layerwise", "True", "true"),
+        ("enable_async_loading", "true", "true"),
+        ("remote_serde", "cachegen", "cachegen"),
+        ("remote_serde", "kivi", "kivi"),
+    ],
+)
+def test_anything_else_of_lmcaches_client_is_refused_by_name(name, value, shown):
+    with pytest.raises(UnsupportedSetting, match=f"{name}: {shown}") as caught:
+        require_plain_redis(engine(**{name: value}))
+    assert "leave redis.client out of deploy.yaml" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 # B20

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from http.client import HTTPConnection
-from typing import Any
 
 import httpx
 import psutil
@@ -32,13 +31,6 @@ from tests.e2e.traffic import MODEL
 OFFSETS = {"front": 0, "producer-0": 10, "consumer-0": 11}
 CHUNK = 256
 
-# LMCache's own HTTP interface, on a socket in the folder that an engine runs in. 7000 is the
-# worker's; the script interface lets a test do what a plug-in inside the engine could.
-LMCACHE_API = {
-    "LMCACHE_INTERNAL_API_SERVER_ENABLED": "true",
-    "LMCACHE_INTERNAL_API_SERVER_SOCKET_PATH_PREFIX": "./api",
-    "LMCACHE_RUN_SCRIPT_API_ENABLED": "true",
-}
 # vLLM's /reset_prefix_cache.
 VLLM_DEV_API = {"VLLM_SERVER_DEV_MODE": "1"}
 
@@ -196,20 +188,6 @@ class Engines:
             known.update(new)
             found.append(sorted(new))
         return found
-
-    def lmcache(self, whom: str, method: str, path: str, **more: Any) -> httpx.Response:
-        """Ask the LMCache inside an engine."""
-        folder = Home(self.kit.home, self.kit.home).stack(self.name).run_dir / whom
-        socket = httpx.HTTPTransport(uds=str(folder / "api_7000"))
-        with httpx.Client(transport=socket, base_url="http://lmcache", timeout=60) as client:
-            answer = client.request(method, path, **more)
-        answer.raise_for_status()
-        return answer
-
-    def run_inside(self, whom: str, script: str) -> str:
-        """Run Python inside an engine, with `lmcache` for its LMCacheEngine; return `result`."""
-        text = f"lmcache = app.state.lmcache_adapter.lmcache_engine\n{script}"
-        return self.lmcache(whom, "POST", "/run_script", files={"script": ("s.py", text)}).text
 
     def pids(self) -> dict[str, int]:
         return {whom: self.kit.pid(self.name, whom) for whom in ("producer-0", "consumer-0")}

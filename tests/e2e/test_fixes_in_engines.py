@@ -1,14 +1,13 @@
 """The fixes at work in real engines: what ends or misleads an engine without them does not with.
 
-Two stacks. `layered` moves KV layer by layer. `small` has a KV space that its requests overflow and
-room for six chunks on their way to Redis. Both save what consumers decode. The last test of each
-class turns fixes off and shows what they are for; it leaves its engines dead.
+A stack as older ones were: LMCache's own client on one plain Redis. It has a KV space that its
+requests overflow, room for six chunks on their way to Redis, and saves what consumers decode. The
+last test of its class turns fixes off and shows what they are for; it leaves the engines dead.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from deploy.verify.equivalence import compare
 from tests.e2e.conftest import Deploy, eventually, running_stack
 from tests.e2e.engines import (
     CHUNK,
-    LMCACHE_API,
     VLLM_DEV_API,
     Engines,
     all_of,
@@ -37,25 +35,10 @@ from tests.e2e.engines import (
     in_environ,
 )
 from tests.e2e.store_vandals import behind_each_store, spoil
-from tests.e2e.traffic import Users, chat, text
+from tests.e2e.traffic import text
 from tests.ports import free_row
 
-# The monitor looks twice a second instead of twice a minute.
-REACHED = {**LMCACHE_API, "LMCACHE_EXTRA_CONFIG": '{"ping_interval": 0.5}'}
 BATCH = 512  # tokens a step: longer prompts are prefilled in pieces
-LAYERS = 4
-REMOTE = 'lmcache.storage_manager.storage_backends["RemoteBackend"]'
-
-
-def brought_up(
-    folder: Path, name: str, port: int, spec: dict[str, object], *options: str
-) -> Iterator[Engines]:
-    # LMCache's own way to Redis, which most of the fixes correct.
-    spec = {**spec, "redis": {"client": "lmcache"}}
-    (folder / "stack.yaml").write_text(yaml.safe_dump(spec))
-    kit = Deploy(folder)
-    with running_stack(kit, name, port, "-f", str(folder / "stack.yaml"), *options, "--no-check"):
-        yield Engines(kit, name, port)
 
 
 def ask_around_a_hole(engines: Engines, prompt: str, lost: list[bytes]) -> list[int]:
@@ -75,163 +58,24 @@ def ask_around_a_hole(engines: Engines, prompt: str, lost: list[bytes]) -> list[
 
 
 @pytest.fixture(scope="class")
-def layered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Start engines, and again with variables that engine.env refuses."""
-    for engines in brought_up(
-        tmp_path_factory.mktemp("layered"),
-        "layered",
-        free_row(),
-        {"engine": {"args": ["--max-num-batched-tokens", str(BATCH)], "env": VLLM_DEV_API}},
-        "--layerwise",
-        "--save-decode-cache",
-    ):
-        engines.restart({"producer-0": REACHED, "consumer-0": REACHED})
-        yield engines
-
-
-def layer_of(key: bytes) -> int:
-    """Return the layer that a key of LMCache's own client names, behind the data type."""
-    found = re.search(rb"@(?:bfloat16|float)@(\d+)@", key)
-    assert found, key
-    return int(found[1])
-
-
-class TestLayered:
-    def test_ten_chatting_users_are_all_answered(self, layered: Engines) -> None:
-        """Growing histories, prompts below a chunk and above a batch, and clients that leave."""
-        before = layered.pids()
-        seen = chat(layered.url("front"), Users())
-        assert seen.refused == []
-        assert (seen.answers, seen.left) == (34, 6)
-        assert seen.longest > 2 * BATCH
-        # On a busy machine some lookups give up, and the check below counts exactly.
-        assert layered.metric("consumer-0", "vllm:external_prefix_cache_hits_total") > 4 * CHUNK
-        assert layered.pids() == before
-        data = layered.kit.ok("check", "--name", layered.name)
-        assert data["passed"] and data["hit_rate"]["eligible_rate"] == 1.0
-        assert data["hit_rate"]["hits"] == data["hit_rate"]["eligible"] > 1000
-        assert data["equivalence"]["mismatched"] == 0
-        # One key a layer, not one a chunk: it really goes layer by layer.
-        keys = layered.store().keys()
-        assert len({layer_of(key) for key in keys}) == LAYERS
-
-    @pytest.mark.parametrize("lost", ["one layer", "all layers", "payload of one layer"])
-    def test_a_load_ends_before_the_first_missing_chunk(self, layered: Engines, lost: str) -> None:
-        """What is loaded ends before the chunk that is gone."""
-        prompt = text(4 * CHUNK + 50, lost)
-        keys = layered.keys_by_chunk(prompt)[2]
-        assert len(keys) == 2 * LAYERS
-        third = [key for key in keys if layer_of(key) == 2]
-        payload = [key for key in third if key.endswith(b"kv_bytes")]
-        gone = {"one layer": third, "all layers": keys, "payload of one layer": payload}[lost]
-        # LMCache looks for the first layer only before it stores: other layers stay lost.
-        found = {"one layer": [2, 2, 2], "all layers": [2, 4, 4], "payload of one layer": [4, 2, 2]}
-        assert ask_around_a_hole(layered, prompt, gone) == found[lost]
-        assert layered.is_alive("consumer-0")
-
-    def test_a_frozen_producer_answers_and_stores_again_once_thawed(self, layered: Engines) -> None:
-        """A frozen producer answers and stores nothing; thawed, it stores again."""
-        layered.store().flushall()
-        layered.lmcache("producer-0", "PUT", "/freeze/enable")
-        try:
-            for number in range(3):
-                layered.ask("producer-0", text(700, ("frozen", number)))
-            assert layered.store().dbsize() == 0
-        finally:
-            layered.lmcache("producer-0", "PUT", "/freeze/disable")
-        self._assert_shared(layered, text(700, "thawed"))
-
-    @pytest.mark.parametrize("whom", ["producer-0", "consumer-0"])
-    def test_an_unhealthy_engine_answers_without_the_store_and_recovers(
-        self, layered: Engines, whom: str
-    ) -> None:
-        """An engine whose store is ill answers without it, and uses it again once it is well.
-
-        The Redis connector has no ping, and layerwise loads are not among those whose failures the
-        health monitor counts, so no state of Redis makes a layerwise engine unhealthy. The count is
-        raised inside the engine; that the monitor acts on it, and how it recovers, is LMCache's.
-        """
-        make_unhealthy(layered, whom)
-        for number in range(3):
-            layered.ask(whom, text(700, (whom, number)), 300)
-        assert not is_healthy(layered, whom)
-        recover_after(layered, whom, 0)
-        assert eventually(lambda: is_healthy(layered, whom))
-        self._assert_shared(layered, text(700, ("well again", whom)))
-
-    def _assert_shared(self, engines: Engines, prompt: str) -> None:
-        reference = engines.ask("producer-0", prompt)
-        assert eventually(lambda: engines.store().dbsize() >= 2 * 2 * LAYERS)
-        answer, hits = engines.ask_counting("consumer-0", prompt)
-        assert_same(reference, answer)
-        assert hits == 2 * CHUNK
-
-    def test_engines_die_without_the_fixes(self, layered: Engines) -> None:
-        """Without B7 a hole ends a consumer, without B2c illness, without B2b freezing a producer.
-
-        Fixes that would catch it are off as well: B18, which reports what was not loaded, and B2g,
-        which keeps any error of a store inside the store. Where a chunk is gone LMCache hands its
-        mover fewer chunks than slots, which the CPU mover refuses.
-        """
-        layered.restart(
-            {
-                "producer-0": {**REACHED, "PDKIT_DISABLE_FIXES": "B2b,B2g"},
-                "consumer-0": {**REACHED, "PDKIT_DISABLE_FIXES": "B7,B18"},
-            }
-        )
-        prompt = text(4 * CHUNK + 50, "a hole to death")
-        third = [key for key in layered.keys_by_chunk(prompt)[2] if layer_of(key) == 2]
-        layered.store().delete(*(key for key in third if key.endswith(b"kv_bytes")))
-        layered.forget()
-        self._assert_ends(layered, "consumer-0", prompt, "1 of 4 memory objects are missing")
-        layered.lmcache("producer-0", "PUT", "/freeze/enable")
-        self._assert_ends(layered, "producer-0", text(700, "frozen to death"), "StopIteration")
-        layered.restart({"consumer-0": {**REACHED, "PDKIT_DISABLE_FIXES": "B2c,B2g"}})
-        make_unhealthy(layered, "consumer-0")
-        self._assert_ends(layered, "consumer-0", text(700, "ill to death"), "StopIteration")
-
-    def _assert_ends(self, engines: Engines, whom: str, prompt: str, reason: str) -> None:
-        with pytest.raises(ApiError):
-            engines.ask(whom, prompt)
-        assert engines.dies(whom)
-        assert reason in engines.kit.log(engines.name, whom)
-
-
-def is_healthy(engines: Engines, whom: str) -> bool:
-    return engines.run_inside(whom, "result = lmcache.is_healthy()") == "True"
-
-
-def make_unhealthy(engines: Engines, whom: str) -> None:
-    """Count ten failed loads, as plain loads do, and wait until the health monitor sees them."""
-    recover_after(engines, whom, 3600)
-    engines.run_inside(whom, f"{REMOTE}._get_blocking_failed_count += 10")
-    assert eventually(lambda: not is_healthy(engines, whom))
-
-
-def recover_after(engines: Engines, whom: str, seconds: int) -> None:
-    """Set how long the health monitor waits before it looks whether the store is well again."""
-    setting = f"extra_config['waiting_time_for_recovery'] = {seconds}"
-    engines.run_inside(whom, f"{REMOTE}.config.{setting}")
-
-
-@pytest.fixture(scope="class")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    yield from brought_up(
-        tmp_path_factory.mktemp("small"),
-        "small",
-        free_row(),
-        {
-            "save_decode_cache": True,
-            "lmcache": {"staging_gib": 3 / 1024},  # six chunks
-            "engine": {
-                "dtype": "bfloat16",
-                "kv_cache_gib": 0.0055,  # 2883 tokens
-                "max_model_len": 2560,
-                "args": ["--max-num-batched-tokens", str(BATCH)],
-                "env": VLLM_DEV_API,
-            },
+    folder = tmp_path_factory.mktemp("small")
+    spec = {
+        "save_decode_cache": True,
+        "redis": {"client": "lmcache"},
+        "lmcache": {"staging_gib": 3 / 1024},  # six chunks
+        "engine": {
+            "dtype": "bfloat16",
+            "kv_cache_gib": 0.0055,  # 2883 tokens
+            "max_model_len": 2560,
+            "args": ["--max-num-batched-tokens", str(BATCH)],
+            "env": VLLM_DEV_API,
         },
-    )
+    }
+    (folder / "stack.yaml").write_text(yaml.safe_dump(spec))
+    kit, port = Deploy(folder), free_row()
+    with running_stack(kit, "small", port, "-f", str(folder / "stack.yaml"), "--no-check"):
+        yield Engines(kit, "small", port)
 
 
 class TestSmall:
@@ -312,13 +156,12 @@ class TestSmall:
     def test_engines_die_without_the_fixes(self, small: Engines) -> None:
         """Without B8 a stall deafens a producer's LMCache; without B4g preemptions end a consumer.
 
-        B13 is off as well: its reads do not wait on the event loop either. Without B4g the slots of
-        a resumed request name blocks twice: the CPU mover refuses that, GPUs' would store it. B21,
-        which drops a store that is refused, is off to show it.
+        Without B4g the slots of a resumed request name blocks twice: the CPU mover refuses that,
+        GPUs' would store it. B21, which drops a store that is refused, is off to show it.
         """
         small.start_otherwise(
             {
-                "producer-0": all_of(in_environ({"PDKIT_DISABLE_FIXES": "B8,B13"}), patient),
+                "producer-0": all_of(in_environ({"PDKIT_DISABLE_FIXES": "B8"}), patient),
                 "consumer-0": in_environ({"PDKIT_DISABLE_FIXES": "B4g,B21"}),
             }
         )

@@ -107,7 +107,7 @@ class Consumer:
         )  # fmt: skip
 
     def _scheduler(self, found: int) -> Any:
-        from pdkit_connector.adapter_miniature import LookupClient
+        from pdkit_connector.in_engine.adapter_miniature import LookupClient
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
         connector = self._connector("SCHEDULER", client=LookupClient(found))
@@ -121,8 +121,8 @@ class Consumer:
 
     def _connector(self, role: str, **services: Any) -> Any:
         """Return the kit's connector around LMCache's adapter, without LMCache's services."""
-        from pdkit_connector.adapter_miniature import miniature
         from pdkit_connector.connector import PatchedLMCacheConnector
+        from pdkit_connector.in_engine.adapter_miniature import miniature
         from vllm.distributed.kv_transfer.kv_connector.v1.base import (
             KVConnectorBase_V1,
             KVConnectorRole,

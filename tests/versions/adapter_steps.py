@@ -14,7 +14,13 @@ from typing import Any
 
 import torch
 from lmcache.integration.vllm import vllm_v1_adapter as adapter
-from pdkit_connector.adapter_miniature import BLOCK, CHUNK, IdleEngine, LookupClient, miniature
+from pdkit_connector.in_engine.adapter_miniature import (
+    BLOCK,
+    CHUNK,
+    IdleEngine,
+    LookupClient,
+    miniature,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.request import Request, RequestStatus

@@ -106,7 +106,7 @@ def filled(engine: Any, first_slot: int, tokens: int) -> torch.Tensor:
 
 def make_adapter(engine: Any, *, role: str = "kv_both") -> Any:
     """Return the worker's adapter, as its constructor of this release leaves it, less servers."""
-    from pdkit_connector.adapter_miniature import idle_adapter
+    from pdkit_connector.in_engine.adapter_miniature import idle_adapter
 
     adapter: Any = idle_adapter(engine, role=role)
     adapter._block_size, adapter._lmcache_chunk_size = BLOCK, CHUNK

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 from lmcache_objects import CHUNK, chunk
-from pdkit_connector.layer_steps import idle_engine
+from pdkit_connector.in_engine.layer_steps import idle_engine
 
 TIMEOUT_S = 60
 
@@ -65,8 +65,6 @@ def manager(backend: Any) -> Any:
     made.allocator_backend = pool
     made._freeze, made._freeze_lock = False, threading.RLock()
     made._bypassed_backends, made._bypass_lock = set(), threading.RLock()
-    # Releases before 0.3.12 take turns for a layer's chunks.
-    made.async_serializer = SimpleNamespace(run=lambda coroutine, _chunks: coroutine)
     return made
 
 
@@ -79,35 +77,3 @@ def engine(backend: Any, keys: list[Any]) -> Any:
     made.lookup_cache, made.lookup_pins = {}, {}
     made.remove_after_retrieve = False
     return made
-
-
-class RoundTrips:
-    """A TCP relay to the trial's Redis that counts requests that follow an answer."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        starting = asyncio.start_server(self._relay, "127.0.0.1", 0)
-        server = asyncio.run_coroutine_threadsafe(starting, self.loop).result(TIMEOUT_S)
-        self.port = server.sockets[0].getsockname()[1]
-
-    async def _relay(self, reader: Any, writer: Any) -> None:
-        port = int(os.environ["REDIS_PORT"])
-        back_reader, back_writer = await asyncio.open_connection("127.0.0.1", port)
-        answered = [True]
-
-        async def ask() -> None:
-            while data := await reader.read(1 << 20):
-                self.count += answered[0]
-                answered[0] = False
-                back_writer.write(data)
-            back_writer.close()
-
-        async def answer() -> None:
-            while data := await back_reader.read(1 << 20):
-                answered[0] = True
-                writer.write(data)
-            writer.close()
-
-        await asyncio.gather(ask(), answer(), return_exceptions=True)

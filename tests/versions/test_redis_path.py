@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.versions.installed import VERSIONS
 from tests.versions.jobs import Job
 
-# The oldest with the point, one in between, and that of the GPU images.
-RELEASES = ("0.3.12", "0.4.7", "0.5.3")
+# The installed release runs these tests anyway.
+RELEASES = VERSIONS[:-1]
 PARTS = "found_and_loaded or first_missing_chunk or without_blocking or frees_its_memory"
 # What may be loaded is read off each release's own metadata.
 PARTS += " or wrong_setting or hide_good_ones or own_tensor"

@@ -14,6 +14,7 @@ from pdkit_connector import spans
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.identity.kv_identity import identified
+from pdkit_connector.in_engine.plain_redis import require_plain_redis
 from pdkit_connector.kv_report import kv_facts
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import FixState, Registry, disabled_ids, discover
@@ -46,9 +47,10 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         # Of requests that are traced: the first lookup's beginning, end and tokens.
         self._lookups: dict[str, tuple[int, int, int]] = {}
         self._registry = process_registry()
-        self._registry.apply(
-            Setting.from_vllm(vllm_config, kv_cache_config), disabled_ids(self._registry.fixes)
-        )
+        setting = Setting.from_vllm(vllm_config, kv_cache_config)
+        self._registry.apply(setting, disabled_ids(self._registry.fixes))
+        # After B15: it makes LMCache read, and log, its configuration.
+        require_plain_redis(setting)
         REPORT.set_fixes(self._registry.outcomes)
         # One process of an engine logs; all do the same.
         if role == KVConnectorRole.WORKER and vllm_config.parallel_config.rank == 0:

@@ -197,7 +197,7 @@ CASES: dict[str, Case] = {
         files={"deploy.yaml": "engine: {args: [--gpu-memory-utilization=0.5]}\n"},
     ),
     "roles of different sizes": compose(
-        "--vendor cuda", 2, "producer_tp: 2", "keys", hint="--tp 2",
+        "--vendor cuda", 2, "producer_tp", "no longer a setting", hint="leave producer_tp out",
         files={"deploy.yaml": "producer_tp: 2\n"},
     ),
     "a secret that everybody could read": compose(

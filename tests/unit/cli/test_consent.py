@@ -351,7 +351,7 @@ def test_every_setting_is_classified() -> None:
     """Who adds a setting says whether a file of some folder may set it."""
     harmless = {
         "name", "vendor", "runtime", "gpus", "topology", "producers", "consumers", "tp",
-        "producer_tp", "consumer_tp", "allow_untested", "gpu_access", "connector", "layerwise",
+        "allow_untested", "gpu_access", "connector", "layerwise",
         "save_decode_cache", "model", "port", "supervise",
         "engine.dtype", "engine.block_size", "engine.max_model_len",
         "engine.kv_cache_gib", "engine.gpu_memory", "engine.memory_gib", "lmcache.chunk_size",

@@ -90,6 +90,8 @@ class TestTheTable:
         ("cpu", "0.33.0", "0.5.6", "unknown", ""),
         ("cuda", "nightly_main_20260112", "0.3.13.dev0+gc1e3cd52", "unknown", ""),
         ("rocm", "nightly_main_20260113", "0.3.13.dev0+gc1e3cd52", "unknown", ""),
+        # Wrong KV after preemptions, for which there is no fix any more.
+        ("cuda", "0.11.0", "0.3.9.post2", "known_bad", "old-lmcache"),
         # Development builds, and what is no version at all.
         ("cuda", "0.14.0rc1.dev123+gabc1234", "0.3.12", "unknown", ""),
         ("cuda", "dev", "0.5.3", "unknown", ""),
@@ -176,9 +178,9 @@ def test_a_broken_option_beats_a_good_pair(on: Collection[str], verdict: str) ->
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("lmcache", ["0.3.2", "0.3.12", "0.4.2", "0.4.3"])
+@pytest.mark.parametrize("lmcache", ["0.3.12", "0.4.2", "0.4.3"])
 def test_a_pair_that_the_connector_fixes_is_not_broken(lmcache: str, option: str) -> None:
-    """B4 and B5, which layer by layer and with decoded tokens bite these releases."""
+    """B2 and B4, which layer by layer and with decoded tokens bite these releases."""
     assert judge("cuda", "0.17.1", lmcache, on={option}).verdict == "unknown"
     engine = load_catalog().engines["rocm-seed"]
     assert judge("rocm", engine.vllm, engine.lmcache, on={option}).verdict == "derived"

@@ -155,6 +155,8 @@ class TestRefusals:
             ("redis: []", ["deploy.yaml", "redis"]),
             ("timeouts: {ready_s: .nan}", ["deploy.yaml", "timeouts.ready_s", "nan"]),
             ("engine: {1: 2}", ["deploy.yaml", "engine"]),
+            ("producer_tp: 2", ["deploy.yaml", "producer_tp is no longer a setting", "tp is"]),
+            ("consumer_tp: 1", ["deploy.yaml", "consumer_tp is no longer a setting", "tp is"]),
         ],
     )
     def test_an_invalid_file_setting_is_named(self, text: str, words: list[str]) -> None:

@@ -156,7 +156,7 @@ def test_invalid_topologies_are_refused(spec: Make, form: str) -> None:
         ({"engine": {"gpu_memory": 0}}, ("engine", "gpu_memory")),
         ({"engine": {"gpu_memory": 0.99}}, ("engine", "gpu_memory")),
         ({"engine": {"memory_gib": 0}}, ("engine", "memory_gib")),
-        ({"producer_tp": 0}, ("producer_tp",)),
+        ({"producer_tp": 1}, ("producer_tp",)),
     ],
 )
 def test_invalid_values_are_refused(

@@ -219,23 +219,6 @@ class TestHost:
         assert gpus(plan, engine={"block_size": 64}).block_size == 64
 
 
-class TestRoles:
-    @pytest.mark.parametrize(
-        "fields", [{"producer_tp": 2}, {"consumer_tp": 4}, {"tp": 2, "producer_tp": 1}]
-    )
-    def test_roles_with_different_tp_are_refused(self, plan: Make, fields: dict[str, int]) -> None:
-        with pytest.raises(ConfigError) as caught:
-            gpus(plan, 8, topology="1p1d", **fields)
-        field = next(name for name in fields if name != "tp")
-        assert caught.value.message.startswith(f"{field}: {fields[field]} differs")
-        assert "keys" in caught.value.message
-        assert f"--tp {fields[field]}" in caught.value.hint
-
-    def test_roles_with_the_same_tp_are_accepted(self, plan: Make) -> None:
-        made = gpus(plan, 8, topology="1p1d", tp=2, producer_tp=2, consumer_tp=2)
-        assert made.tp == 2
-
-
 @pytest.mark.parametrize(
     ("argument", "instead"),
     [

@@ -85,20 +85,29 @@ def test_settings_of_shared_kv_are_refused_without_redis(
     assert len(planned(topology="2a+redis", layerwise=True).redis) == 1
 
 
-def test_lmcaches_client_takes_one_shard() -> None:
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (r"--layerwise: true", {"layerwise": True}),
+        (r"redis\.shards: 2", {"redis": {"shards": 2}}),
+        (r"redis\.integrity: mac", {"redis": {"integrity": "mac"}}),
+        (r"redis\.tls_files: \['/ca\.pem'\]", {"redis": {"tls_files": ["/ca.pem"]}}),
+    ],
+)
+def test_lmcaches_client_has_one_plain_redis_and_the_rest_is_refused(
+    words: str, fields: dict[str, Any]
+) -> None:
+    lmcache = {"client": "lmcache", "url_file": "/url"}
+    if "shards" in fields.get("redis", {}):
+        del lmcache["url_file"]
+    redis = {**fields.get("redis", {}), **lmcache}
+    with pytest.raises(ConfigError, match=f"^{words} does not work with redis.client") as caught:
+        planned(4, 256, **{**fields, "redis": redis})
+    assert caught.value.hint.endswith("the default client supports it")
+    assert "leave redis.client out of deploy.yaml" in caught.value.hint
+    allowed = {"client": "lmcache", "shards": 1, "integrity": "checksum"}
+    assert len(planned(4, 256, redis=allowed, save_decode_cache=True).redis) == 1
     assert len(planned(4, 256, redis={"client": "lmcache"}).redis) == 1
-    with pytest.raises(
-        ConfigError, match=r"redis.shards: 2 does not work with redis.client lmcache"
-    ):
-        planned(redis={"client": "lmcache", "shards": 2})
-    assert len(planned(redis={"client": "lmcache", "shards": 1}).redis) == 1
-
-
-def test_lmcaches_client_has_no_mac() -> None:
-    assert planned(redis={"integrity": "mac"})
-    assert planned(redis={"client": "lmcache", "integrity": "checksum"})
-    with pytest.raises(ConfigError, match=r"redis.integrity: mac does not work with redis.client"):
-        planned(redis={"client": "lmcache", "integrity": "mac"})
 
 
 def test_a_user_supplied_redis_is_not_divided() -> None:

@@ -337,7 +337,6 @@ class TestFingerprint:
         considered = {field for fields in self.CHANGES for field in fields}
         considered |= {"vendor", "runtime", "connector", "timeouts"}
         considered |= {"image", "gpu_access"}  # of containers: test_compose.py
-        considered |= {"producer_tp", "consumer_tp"}  # equal to `tp`, or refused
         considered |= {"allow_untested", "allow_keyless"}  # decides whether, not how
         considered |= {"supervise"}  # of who watches them
         considered |= {"slo"}  # of alerts: monitoring/test_rules.py

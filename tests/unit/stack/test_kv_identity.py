@@ -410,8 +410,6 @@ CHANGING_FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vendor": ({}, {"vendor": "rocm"}),
     "runtime": ({}, {"runtime": "process"}),
     "tp": ({}, {"tp": 2}),
-    "producer_tp": ({}, {"tp": 2, "producer_tp": 2}),
-    "consumer_tp": ({}, {"tp": 2, "consumer_tp": 2}),
     "image": ({}, {"image": "mine/vllm:1"}),
     "model": (DIFFERENT["the model"], DIFFERENT["the model's content"]),
     "connector": ({}, {"connector": "lmcache-mp"}),

@@ -339,16 +339,28 @@ class TestWhatTheFileHolds:
         assert str(file) in said
         assert "my" not in said.replace(str(file), "")
 
-    @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-    def test_urls_that_lmcaches_client_does_not_support_are_refused(
-        self, prepared: Callable[..., Prepared], file: Path, kind: str
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis-sentinel://:my-password@one/main", "rediss-sentinel://:my-password@one/main",
+            "redis-cluster://:my-password@one", "rediss-cluster://:my-password@one",
+            "rediss://:my-password@one", "unix://:my-password@/run/redis.sock",
+        ],
+    )  # fmt: skip
+    def test_lmcaches_client_is_supported_with_one_plain_redis_only(
+        self, prepared: Callable[..., Prepared], file: Path, url: str
     ) -> None:
-        file.write_text(f"redis-{kind}://one/main")
+        scheme = url.partition(":")[0]
+        file.write_text(url)
         made = prepared(redis={"url_file": str(file), "client": "lmcache"})
-        with pytest.raises(ConfigError, match=rf"^redis\.client: lmcache .* redis-{kind}://"):
+        with pytest.raises(ConfigError, match=r"^redis\.client: lmcache ") as caught:
             redis_url(made)
-        file.write_text("rediss://one")
-        assert redis_url(made) == "rediss://one"
+        said = caught.value.message + caught.value.hint
+        assert f"has a {scheme}:// URL" in said
+        assert "leave redis.client out of deploy.yaml" in said
+        assert "my-password" not in said
+        file.write_text("redis://one")
+        assert redis_url(made) == "redis://one"
 
 
 class TestContainers:

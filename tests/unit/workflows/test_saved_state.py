@@ -64,6 +64,16 @@ def test_what_is_written_is_read(
     assert read(file) == new
 
 
+def test_settings_that_an_earlier_version_had_are_left_out(
+    file: Path, state: Callable[..., StackState]
+) -> None:
+    """They could only repeat `tp`, so a stack that runs stays known."""
+    old = state(tp=2, topology="1p1d")
+    write_state(file, old)
+    changed(file, lambda values: values["spec"].update(producer_tp=2, consumer_tp=None))
+    assert read(file) == old
+
+
 def test_a_record_is_added_without_changing_the_old_state(
     state: Callable[..., StackState],
 ) -> None:

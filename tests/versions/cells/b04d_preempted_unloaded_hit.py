@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-
 from adapter_steps import Vllm
-from lmcache.integration.vllm.vllm_v1_adapter import RequestTracker
-from trial import NotHere
 
 
 def cell() -> None:
-    if "preempted" not in inspect.signature(RequestTracker.update).parameters:
-        raise NotHere("the adapter loads nothing for a request that resumes (see B4c)")
     for most in (3, 100):
         vllm = Vllm(save_decode_cache=True)
         request = vllm.add("a", list(range(21)))

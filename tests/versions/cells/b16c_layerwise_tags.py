@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from layerwise_engine import CHUNK, LAYERS, SLOTS, Worker, filled, make_engine, request
-from pdkit_connector.layer_steps import bind
+from pdkit_connector.in_engine.layer_steps import bind
 
 TOKENS = 2 * CHUNK
 SPARE = SLOTS - TOKENS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pdkit_connector.layer_steps import replace_method, silent
+from pdkit_connector.in_engine.layer_steps import replace_method, silent
 from pdkit_connector.registry import Fix, Need, ProbeResult, describe
 from pdkit_connector.setting import Setting
 

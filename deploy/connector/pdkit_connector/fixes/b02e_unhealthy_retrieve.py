@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdkit_connector.layer_steps import Steps, probe_steps, replace_method, retrieve_steps
+from pdkit_connector.in_engine.layer_steps import Steps, probe_steps, replace_method, retrieve_steps
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 

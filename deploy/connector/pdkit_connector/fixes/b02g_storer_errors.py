@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pdkit_connector.layer_steps import (
+from pdkit_connector.in_engine.layer_steps import (
     Steps,
     idle_engine,
     replace_method,

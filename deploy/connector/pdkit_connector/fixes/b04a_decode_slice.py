@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdkit_connector.adapter_miniature import miniature, running_step
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.in_engine.adapter_miniature import miniature, running_step
+from pdkit_connector.in_engine.layer_steps import replace_method
+from pdkit_connector.in_engine.step_requests import resumed_ids, running
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import RequestView, viewed
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import resumed_ids, running
 
 _TRACKED, _COMPUTED, _TOKENS = 5, 7, 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdkit_connector.adapter_miniature import LookupClient, miniature, new_request, quiet
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.in_engine.adapter_miniature import LookupClient, miniature, new_request, quiet
+from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 

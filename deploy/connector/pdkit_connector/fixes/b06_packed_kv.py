@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdkit_connector.errors import UnsupportedSetting
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.in_engine.layer_steps import replace_method
+from pdkit_connector.in_engine.packed_kv import PackedMover, common_layout, is_packed
+from pdkit_connector.in_engine.refused_loads import as_miss
 from pdkit_connector.log import get_logger
-from pdkit_connector.packed_kv import PackedMover, common_layout, is_packed
-from pdkit_connector.refused_loads import as_miss
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 

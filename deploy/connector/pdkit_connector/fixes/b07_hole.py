@@ -1,26 +1,26 @@
-"""B7: a load with a hole gives later chunks' KV to earlier keys, or leaves KV unwritten."""
+"""B7: a load with a hole says that KV was loaded which was not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector import holes
-from pdkit_connector.layer_steps import idle_engine, replace_method, silent
-from pdkit_connector.log import get_logger
-from pdkit_connector.loop_probe import FakeRedis, idle_connector, named_key, run_aside
-from pdkit_connector.redis_reads import METADATA, PAYLOAD, connectors, read_prefix
-from pdkit_connector.registry import Fix, Need, ProbeResult, describe
+from pdkit_connector.in_engine import holes
+from pdkit_connector.in_engine.layer_steps import idle_engine, replace_method, silent
+from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
 _CHUNK = 4
 
 
 def probe(_setting: Setting) -> ProbeResult:
-    """Load three chunks of which the second is gone, in the store and in both of its readers."""
-    wrong = list(_wrong())
+    """Load three chunks of which the second is gone, as a whole and by layer."""
+    wrong = []
+    if not _layerwise_is_true():
+        wrong.append("a layerwise load counts it as retrieved")
+    if not _plain_is_true():
+        wrong.append("a plain load counts chunks that it did not load")
     if wrong:
         return ProbeResult(Need.NEEDED, f"with the second of three chunks gone, {', '.join(wrong)}")
     return ProbeResult(Need.NOT_NEEDED, "a load ends where the first chunk is missing")
@@ -32,11 +32,6 @@ def apply(_setting: Setting) -> str:
     from lmcache.v1.storage_backend.storage_manager import StorageManager
 
     ended = []
-    kind: Any
-    for kind in connectors():
-        if not _keeps_prefix(kind):
-            kind._batched_get_non_blocking = _read
-            ended.append(kind.__name__)
     if not _layerwise_is_true():
         replace_method(LMCacheEngine, "retrieve_layer", holes.layerwise)
         ended.append("layerwise loads")
@@ -45,53 +40,6 @@ def apply(_setting: Setting) -> str:
         replace_method(StorageManager, "batched_get", holes.collected)
         ended.append("plain loads")
     return f"ended at the first missing chunk: {', '.join(ended)}"
-
-
-async def _read(self: Any, lookup_id: str, keys: list[Any]) -> list[Any]:  # noqa: ARG001 - LMCache's
-    try:
-        return await read_prefix(self, keys)
-    except Exception as exc:  # noqa: BLE001 - a read that failed is a miss
-        get_logger().warning("pdkit-connector WARNING read failed: %s", describe(exc))
-        return []
-
-
-def _wrong() -> Iterable[str]:
-    for kind in connectors():
-        if not _keeps_prefix(kind):
-            yield f"{kind.__name__} gives the third as the second"
-    if not _layerwise_is_true():
-        yield "a layerwise load counts it as retrieved"
-    if not _plain_is_true():
-        yield "a plain load counts chunks that it did not load"
-
-
-def _keeps_prefix(kind: type) -> bool:
-    """Read three chunks, the second of which is gone, and look at what comes back."""
-    from lmcache.v1.storage_backend.connector import redis_connector
-
-    names = ("a", "b", "c")
-    store = {f"{name}{part}": name.encode() for name in "ac" for part in (METADATA, PAYLOAD)}
-    connector = idle_connector(kind, FakeRedis(store), _Pool())
-    real = redis_connector.RemoteMetadata
-    redis_connector.RemoteMetadata = SimpleNamespace(deserialize=lambda _text: _Pool.fact)
-    try:
-        read = connector.batched_get_non_blocking("probe", [named_key(name) for name in names])
-        found = run_aside(read)
-    finally:
-        redis_connector.RemoteMetadata = real
-    return [bytes(memory_obj.byte_array) for memory_obj in found] == [b"a"]
-
-
-class _Pool:
-    """A staging pool that never runs out."""
-
-    fact = SimpleNamespace(length=1, shapes=[], dtypes=[], shape=None, dtype=None, fmt=None)
-    config = None
-
-    def allocate(self, *_args: Any, **_kwargs: Any) -> Any:
-        return SimpleNamespace(
-            byte_array=bytearray(1), get_size=lambda: 1, ref_count_down=lambda: None
-        )
 
 
 def _plain_is_true() -> bool:
@@ -132,11 +80,28 @@ def _layerwise_is_true() -> bool:
 
 def _engine_of_three() -> Any:
     engine = idle_engine()
-    infos = [(at * _CHUNK, (at + 1) * _CHUNK, named_key(str(at))) for at in range(3)]
+    infos = [(at * _CHUNK, (at + 1) * _CHUNK, _own_key()) for at in range(3)]
     engine.token_database = SimpleNamespace(process_tokens=lambda **_kwargs: iter(infos))
     engine.lookup_cache, engine.lookup_pins = {}, {}
     engine.remove_after_retrieve = False
     return engine
+
+
+def _own_key() -> Any:
+    """Return a cache key that is equal to itself alone, and split into itself by layer."""
+    from lmcache.utils import CacheEngineKey
+
+    class OwnKey(CacheEngineKey):  # type: ignore[misc]
+        __eq__ = object.__eq__
+        __hash__ = object.__hash__
+
+        def __init__(self) -> None:
+            pass
+
+        def split_layers(self, num_layers: int) -> list[OwnKey]:
+            return [self] * num_layers
+
+    return OwnKey()
 
 
 def _memory_obj() -> Any:
@@ -159,13 +124,12 @@ def _layerwise_mover() -> type:
 
 FIX = Fix(
     id="B7",
-    title="a load with a hole puts KV under the wrong keys",
+    title="a load with a hole counts KV that was not loaded",
     link="none",
     reason=(
-        "When a chunk is evicted between lookup and load, the Redis connectors drop it from their "
-        "answer and LMCache pairs what is left with the keys in order: a chunk's tokens get a "
-        "later chunk's KV. A layerwise load, and up to 0.4.3 the plain one, also reports tokens as "
-        "retrieved that were never written. The fix ends each load at its first missing chunk."
+        "When a chunk is evicted between lookup and load, a layerwise load, and up to 0.4.3 the "
+        "plain one, reports tokens as retrieved that were never written, and vLLM computes with "
+        "what was in their blocks before. The fix ends each load at its first missing chunk."
     ),
     probe=probe,
     apply=apply,

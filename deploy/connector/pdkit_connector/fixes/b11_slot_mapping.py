@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.adapter_miniature import (
+from pdkit_connector.in_engine.adapter_miniature import (
     BLOCK,
     CHUNK,
     IdleEngine,
@@ -15,11 +15,11 @@ from pdkit_connector.adapter_miniature import (
     quiet,
     running_step,
 )
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.in_engine.layer_steps import replace_method
+from pdkit_connector.in_engine.step_requests import is_to_load, of_step, running, unpin, without
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import is_to_load, of_step, running, unpin, without
 
 
 def probe(_setting: Setting) -> ProbeResult:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.adapter_miniature import miniature, quiet
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.in_engine.adapter_miniature import miniature, quiet
+from pdkit_connector.in_engine.layer_steps import replace_method
+from pdkit_connector.in_engine.step_requests import is_to_load
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import RequestView
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import is_to_load
 
 Method = Callable[..., Any]
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdkit_connector.adapter_miniature import CHUNK, LookupClient, miniature, new_request, quiet
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.in_engine.adapter_miniature import (
+    CHUNK,
+    LookupClient,
+    miniature,
+    new_request,
+    quiet,
+)
+from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.log import get_logger
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import FOREIGN, foreign

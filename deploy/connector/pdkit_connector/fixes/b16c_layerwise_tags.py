@@ -7,8 +7,8 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.adapter_miniature import idle_adapter, quiet
-from pdkit_connector.layer_steps import (
+from pdkit_connector.in_engine.adapter_miniature import idle_adapter, quiet
+from pdkit_connector.in_engine.layer_steps import (
     Steps,
     bind,
     idle_engine,
@@ -16,9 +16,9 @@ from pdkit_connector.layer_steps import (
     replace_method,
     silent,
 )
+from pdkit_connector.in_engine.step_requests import of_step
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import of_step
 
 _PROBE_TAGS = {"lmcache.tag.pdkit": "probe"}
 # What the worker calls first of each, with what a probe hands over.

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pdkit_connector.cpu_blocks import Geometry
 from pdkit_connector.errors import UnsupportedSetting
-from pdkit_connector.layer_steps import replace_method
-from pdkit_connector.refused_loads import as_miss
+from pdkit_connector.in_engine.cpu_blocks import Geometry
+from pdkit_connector.in_engine.layer_steps import replace_method
+from pdkit_connector.in_engine.refused_loads import as_miss
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 
@@ -77,7 +77,7 @@ def apply(setting: Setting) -> str:
         return mover
 
     def assert_layerwise(mover: Any) -> None:
-        from pdkit_connector.cpu_mover import LayerwiseBlockMover
+        from pdkit_connector.in_engine.cpu_mover import LayerwiseBlockMover
 
         if not isinstance(mover, LayerwiseBlockMover):
             check_layerwise(mover)
@@ -92,7 +92,7 @@ def apply(setting: Setting) -> str:
 
 def make_mover(config: Any, metadata: Any, setting: Setting) -> Any:
     """Return the mover for an engine; raise UnsupportedSetting where bytes could be misplaced."""
-    from pdkit_connector.cpu_mover import BlockMover, LayerwiseBlockMover
+    from pdkit_connector.in_engine.cpu_mover import BlockMover, LayerwiseBlockMover
 
     block_size = setting.block_size or int(config.chunk_size)
     check_config(config, metadata, block_size, setting.kv_cache_specs)

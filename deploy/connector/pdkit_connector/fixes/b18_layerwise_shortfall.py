@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdkit_connector.adapter_miniature import idle_adapter
-from pdkit_connector.layer_steps import (
+from pdkit_connector.in_engine.adapter_miniature import idle_adapter
+from pdkit_connector.in_engine.layer_steps import (
     ADAPTER,
     Steps,
     bind,

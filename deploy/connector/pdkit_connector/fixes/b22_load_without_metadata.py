@@ -7,11 +7,17 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.adapter_miniature import CHUNK, IdleEngine, bind_request, miniature, quiet
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.in_engine.adapter_miniature import (
+    CHUNK,
+    IdleEngine,
+    bind_request,
+    miniature,
+    quiet,
+)
+from pdkit_connector.in_engine.layer_steps import replace_method
+from pdkit_connector.in_engine.step_requests import is_to_load, of_step
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
-from pdkit_connector.step_requests import is_to_load, of_step
 
 
 def probe(_setting: Setting) -> ProbeResult:

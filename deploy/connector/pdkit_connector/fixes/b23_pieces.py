@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pdkit_connector import pieces
-from pdkit_connector.layer_steps import replace_method, was_replaced
+from pdkit_connector.in_engine import pieces
+from pdkit_connector.in_engine.layer_steps import replace_method, was_replaced
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 

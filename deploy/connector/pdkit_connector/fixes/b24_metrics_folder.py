@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Any
 
-from pdkit_connector.layer_steps import replace_method, was_replaced
+from pdkit_connector.in_engine.layer_steps import replace_method, was_replaced
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.setting import Setting
 

@@ -6,8 +6,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.adapter_miniature import CHUNK, LookupClient, miniature, new_request, quiet
-from pdkit_connector.layer_steps import replace_method
+from pdkit_connector.in_engine.adapter_miniature import (
+    CHUNK,
+    LookupClient,
+    miniature,
+    new_request,
+    quiet,
+)
+from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.registry import Fix, Need, ProbeResult
 from pdkit_connector.request_view import is_computed_whole
 from pdkit_connector.setting import Setting

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
-from pdkit_connector.refused_loads import noted
+from pdkit_connector.in_engine.refused_loads import noted
 
 if TYPE_CHECKING:
     import torch

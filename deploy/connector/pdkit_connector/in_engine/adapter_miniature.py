@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.layer_steps import ADAPTER, Inert, bind, on_cpu, silent
+from pdkit_connector.in_engine.layer_steps import ADAPTER, Inert, bind, on_cpu, silent
 from pdkit_connector.log import NAME
 
 BLOCK, CHUNK = 4, 8

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from pdkit_connector.layer_steps import Steps, retrieve_steps
+from pdkit_connector.in_engine.layer_steps import Steps, retrieve_steps
 from pdkit_connector.log import get_logger
-from pdkit_connector.redis_reads import release
 from pdkit_connector.registry import describe
 
 Chunk = tuple[Any, Any, int, int]
@@ -36,7 +35,9 @@ def plain(
     for _, _, start, end in kept:
         ret_mask[start:end] = True
     used = {id(memory_obj) for _, memory_obj, _, _ in kept}
-    release(obj for obj in fetched if id(obj) not in used)
+    for memory_obj in fetched:
+        if memory_obj is not None and id(memory_obj) not in used:
+            memory_obj.ref_count_down()
     return kept, sum(memory_obj.get_size() for _, memory_obj, _, _ in kept)
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
 from lmcache.v1.memory_management import MemoryFormat
 
-from pdkit_connector.cpu_blocks import Geometry, PagedKV, object_rows
 from pdkit_connector.errors import TransferRefused
-from pdkit_connector.refused_loads import noted
+from pdkit_connector.in_engine.cpu_blocks import Geometry, PagedKV, object_rows
+from pdkit_connector.in_engine.refused_loads import noted
 
 if TYPE_CHECKING:
     import torch
