@@ -21,6 +21,8 @@ NEEDED = {
     "uvloop": "uvloop", "xxhash": "xxhash", "redis": "redis",
     "filelock": "filelock", "httpx": "httpx", "packaging": "packaging",
     "psutil": "psutil", "pydantic": "pydantic", "yaml": "pyyaml", "typer": "typer",
+    "prometheus_client": "prometheus-client", "typing_extensions": "typing-extensions",
+    "huggingface_hub": "huggingface-hub",
 }  # fmt: skip
 _MISSING = (
     "import importlib.util, sys; "
