@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
+from deploy.document import as_document
 from deploy.errors import ConfigError, MissingGpus, MissingImage, StateError
 from deploy.planning.connector import UNUSED_SIZE
 from deploy.runtime.compose.images import find_image
@@ -71,7 +72,7 @@ class SwapResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for scripts."""
-        return {**asdict(self), "check": self.check.as_dict() if self.check else None}
+        return as_document(self)
 
 
 def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:

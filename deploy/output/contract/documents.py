@@ -15,7 +15,6 @@ from deploy.output.contract.bench import (
     SweepDone,
     SweepPlan,
 )
-from deploy.output.contract.check import Check
 from deploy.output.contract.plan import Plan, Rendered
 from deploy.output.contract.stack import (
     Drained,
@@ -30,6 +29,7 @@ from deploy.output.contract.stack import (
     Written,
 )
 from deploy.output.contract.watch import Frame
+from deploy.verify.report import CheckReport
 from deploy.workflows.catalog_images import ImageRow
 from deploy.workflows.down import DownResult
 from deploy.workflows.saved_state import HistoryEntry
@@ -157,7 +157,7 @@ COMMANDS: dict[str, Any] = {
     "render": Rendered,
     "export kubernetes": Exported,
     "doctor": Examination,
-    "check": Check,
+    "check": CheckReport,
     "status": Status | Frame,
     "logs": Logs,
     "down": DownResult,

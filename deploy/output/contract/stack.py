@@ -7,8 +7,8 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from deploy.doctor.finding import Finding
-from deploy.output.contract.check import Check
-from deploy.output.contract.dataclass_document import with_fields_of
+from deploy.document import with_fields_of
+from deploy.verify.report import CheckReport
 from deploy.workflows import doctor, patches
 from deploy.workflows.restart import RestartResult
 from deploy.workflows.status import StackStatus
@@ -51,7 +51,7 @@ class Up(TypedDict):
     slowest_engine_s: float
     ready_s: float
     total_s: float
-    check: Check | None
+    check: CheckReport | None
     warnings: list[str]
 
 
@@ -140,7 +140,7 @@ class Restarted(TypedDict):
 class Swap(TypedDict):
     """What a swap or rollback did."""
 
-    check: Check | None
+    check: CheckReport | None
 
 
 @with_fields_of(patches.Patches)
