@@ -10,19 +10,19 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import httpcore
 
 from deploy.errors import ConfigError
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.engine import CacheCounters, EngineLoad
 from deploy.metrics.page import parsed_page
 from deploy.metrics.router import EngineView, RouterView
-from deploy.runtime import http_get
+from deploy.runtime import http_client
 from deploy.runtime.advisories import advisories_of, read_advisories
-from deploy.runtime.http_get import HTTPException
 from deploy.runtime.redis_client import open_store
 from tests.fuzz.mutations import mutated
 
@@ -121,17 +121,13 @@ def http_pages(rng: random.Random, rounds: int) -> Counter[str]:
     seen: Counter[str] = Counter()
     for _ in range(rounds):
         said = mutated(rng.choice(_ANSWERS), rng)
-        connection = HTTPConnection("127.0.0.1", 9)
-        connection.sock = _Socket(said)
-        with (
-            mock.patch.object(http_get, "_connection", lambda _, made=connection: made),
-            mock.patch.object(HTTPConnection, "connect", lambda _: None),
-        ):
+        stream = httpcore.MockStream([said])
+        with mock.patch.object(httpcore.SyncBackend, "connect_tcp", lambda *_, s=stream, **__: s):
             try:
-                page = http_get.get("http://127.0.0.1:9", "/", timeout_s=30)
+                page = http_client.get("http://127.0.0.1:9", "/", timeout_s=30)
                 assert len(page.text) <= len(said)
                 seen["a page"] += 1
-            except (OSError, HTTPException) as error:
+            except OSError as error:
                 assert not isinstance(error, TimeoutError), "it waits for what was announced"
                 seen["refused"] += 1
     return seen

@@ -125,7 +125,7 @@ def test_each_page_is_read_once(served: Lab, monkeypatch: pytest.MonkeyPatch) ->
     real = EngineApi.metrics
 
     def metrics(api: EngineApi) -> Any:
-        asked.append(str(api._client.base_url))
+        asked.append(str(api._url))
         return real(api)
 
     monkeypatch.setattr(EngineApi, "metrics", metrics)
