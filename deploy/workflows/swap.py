@@ -8,7 +8,6 @@ from typing import Any
 
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named
-from deploy.document import as_document
 from deploy.errors import ConfigError, MissingGpus, MissingImage, StateError
 from deploy.planning.connector import UNUSED_SIZE
 from deploy.runtime.compose.images import find_image
@@ -69,10 +68,6 @@ class SwapResult:
         """What engines ran on before, and after, in words."""
         was, now = self.connectors
         return label(*self.before, was), label(*self.after, now)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for scripts."""
-        return as_document(self)
 
 
 def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:

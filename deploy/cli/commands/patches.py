@@ -27,8 +27,7 @@ def patches(
     json: Json = False,
 ) -> CommandResult:
     """Show the connector's fixes in the running stack or an image."""
-    from dataclasses import asdict
-
+    from deploy.document import as_document
     from deploy.output.views import patches_view
     from deploy.runtime.home import Home
     from deploy.workflows.patches import patches_of
@@ -43,5 +42,4 @@ def patches(
                 hint="deploy images list, then use an image with a tested pair of versions",
             )
         )
-    data = {**asdict(found), "warnings": found.warnings}
-    return CommandResult("patches", data, patches_view(found), errors)
+    return CommandResult("patches", as_document(found), patches_view(found), errors)

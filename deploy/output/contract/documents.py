@@ -18,21 +18,21 @@ from deploy.output.contract.bench import (
 from deploy.output.contract.plan import Plan, Rendered
 from deploy.output.contract.stack import (
     Drained,
-    Examination,
     Exported,
     Logs,
-    Patches,
-    Restarted,
-    Status,
-    Swap,
     Up,
     Written,
 )
 from deploy.output.contract.watch import Frame
 from deploy.verify.report import CheckReport
 from deploy.workflows.catalog_images import ImageRow
+from deploy.workflows.doctor import Examination
 from deploy.workflows.down import DownResult
+from deploy.workflows.patches import Patches
+from deploy.workflows.restart import RestartResult
 from deploy.workflows.saved_state import HistoryEntry
+from deploy.workflows.status import StackStatus
+from deploy.workflows.swap import SwapResult
 
 
 class Problem(TypedDict):
@@ -158,14 +158,14 @@ COMMANDS: dict[str, Any] = {
     "export kubernetes": Exported,
     "doctor": Examination,
     "check": CheckReport,
-    "status": Status | Frame,
+    "status": StackStatus | Frame,
     "logs": Logs,
     "down": DownResult,
-    "restart": Restarted,
+    "restart": RestartResult,
     "drain": Drained,
     "undrain": Drained,
-    "swap": Swap,
-    "rollback": Swap,
+    "swap": SwapResult,
+    "rollback": SwapResult,
     "patches": Patches,
     "images list": Images,
     "images build": Built,

@@ -6,13 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from deploy.doctor.finding import Finding
-from deploy.document import with_fields_of
 from deploy.verify.report import CheckReport
-from deploy.workflows import doctor, patches
-from deploy.workflows.restart import RestartResult
-from deploy.workflows.status import StackStatus
-from deploy.workflows.swap import SwapResult
 
 
 class Exported(TypedDict):
@@ -99,56 +93,3 @@ class Logs(TypedDict):
 
     files: dict[str, str]
     lines: list[LogLine]
-
-
-@with_fields_of(Finding, but="usage")
-class DoctorFinding(TypedDict):
-    """A finding of `doctor`.
-
-    Attributes:
-        id: id of the rule; stable.
-        fix: what to do about it.
-    """
-
-
-@with_fields_of(doctor.Examination)
-class Examination(TypedDict):
-    """What `doctor` found."""
-
-    findings: list[DoctorFinding]
-
-
-@with_fields_of(StackStatus)
-class Status(TypedDict):
-    """A stack as it is now.
-
-    Attributes:
-        healthy: every service is ready.
-        external_hit_rate: hit rate of the engines that answer clients, since they started.
-    """
-
-    healthy: bool
-    external_hit_rate: float
-
-
-@with_fields_of(RestartResult)
-class Restarted(TypedDict):
-    """What was restarted."""
-
-
-@with_fields_of(SwapResult)
-class Swap(TypedDict):
-    """What a swap or rollback did."""
-
-    check: CheckReport | None
-
-
-@with_fields_of(patches.Patches)
-class Patches(TypedDict):
-    """The fixes in one place.
-
-    Attributes:
-        warnings: what to know before trusting the KV.
-    """
-
-    warnings: list[str]
