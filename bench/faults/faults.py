@@ -7,16 +7,16 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
-from typing import Literal
+from typing import Any, Literal
 
 from deploy.config.fields import IN_ENGINES, MP
 from deploy.planning.engines import ENGINE_ROLES
 from deploy.runtime.process import sessions
-from deploy.runtime.redis_socket import RedisSocket
+from deploy.runtime.redis_client import client_at
 from deploy.stack.layout import REDIS_PASSWORD
 from deploy.stack.service import Service
 from deploy.workflows.running import RunningStack
@@ -153,20 +153,20 @@ def stand_still(running: RunningStack, service: Service, for_s: float = FOR_S) -
 def empty(running: RunningStack, service: Service) -> None:
     """Delete all keys, as a restart does that engines do not notice."""
     with _redis(running, service) as redis:
-        redis.ask("FLUSHALL")
+        redis.flushall()
 
 
 def take_no_keys(running: RunningStack, service: Service, for_s: float = FOR_S) -> None:
     """Empty a Redis and have it refuse every write, as one that is full and may not evict."""
     with _redis(running, service) as redis:
-        limit = redis.ask("CONFIG", "GET", "maxmemory")[1]
-        policy = redis.ask("CONFIG", "GET", "maxmemory-policy")[1]
-        redis.ask("FLUSHALL")
-        redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "1")
+        limit = redis.config_get("maxmemory")["maxmemory"]
+        policy = redis.config_get("maxmemory-policy")["maxmemory-policy"]
+        redis.flushall()
+        redis.config_set("maxmemory-policy", "noeviction", "maxmemory", "1")
         try:
             sleep(for_s)
         finally:
-            redis.ask("CONFIG", "SET", "maxmemory-policy", policy, "maxmemory", limit)
+            redis.config_set("maxmemory-policy", policy, "maxmemory", limit)
 
 
 def cut_off(running: RunningStack, service: Service, for_s: float = FOR_S) -> None:
@@ -174,10 +174,10 @@ def cut_off(running: RunningStack, service: Service, for_s: float = FOR_S) -> No
     place = Path(service.socket)
     hidden = place.with_name(f"{place.name}.cut")
     with _redis(running, service) as redis:
-        redis.ask("PING")  # connects
+        redis.ping()  # connects
         place.rename(hidden)
         try:
-            redis.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            redis.client_kill_filter(_type="normal", skipme=True)
             sleep(for_s)
         finally:
             hidden.rename(place)
@@ -203,10 +203,5 @@ def _write_all(descriptor: int) -> None:
             raise
 
 
-@contextmanager
-def _redis(running: RunningStack, service: Service) -> Iterator[RedisSocket]:
-    redis = RedisSocket(service.socket, running.secrets[REDIS_PASSWORD])
-    try:
-        yield redis
-    finally:
-        redis.close()
+def _redis(running: RunningStack, service: Service) -> AbstractContextManager[Any]:
+    return closing(client_at(service.socket, running.secrets[REDIS_PASSWORD]))

@@ -19,8 +19,10 @@ _INSTALL_S = 460
 NEEDED = {
     "torch": "torch", "vllm": "vllm", "lmcache": "lmcache", "httptools": "httptools",
     "uvloop": "uvloop", "xxhash": "xxhash", "redis": "redis",
-    "filelock": "filelock", "httpx": "httpx", "packaging": "packaging",
+    "filelock": "filelock", "httpx": "httpx", "httpcore": "httpcore", "packaging": "packaging",
     "psutil": "psutil", "pydantic": "pydantic", "yaml": "pyyaml", "typer": "typer",
+    "prometheus_client": "prometheus-client", "typing_extensions": "typing-extensions",
+    "huggingface_hub": "huggingface-hub",
 }  # fmt: skip
 _MISSING = (
     "import importlib.util, sys; "

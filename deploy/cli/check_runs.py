@@ -32,11 +32,12 @@ def shown_of(reports: Sequence[CheckReport]) -> CheckReport:
 def summary(reports: Sequence[CheckReport]) -> tuple[dict[str, Any], str]:
     """Return the result of all runs as JSON and as text."""
     shown = shown_of(reports)
-    data, text = shown.as_dict(), check_view(shown)
     if len(reports) == 1:
-        return data, text
-    passed = sum(one.passed for one in reports)
-    slowest = round(max(one.seconds for one in reports), 2)
-    data |= {"runs": len(reports), "runs_passed": passed, "slowest_s": slowest}
-    data["passed"] = passed == len(reports)
-    return data, f"{text}\n\n{runs_view(reports)}"
+        return shown.as_dict(), check_view(shown)
+    whole = replace(
+        shown,
+        runs=len(reports),
+        runs_passed=sum(one.passed for one in reports),
+        slowest_s=max(one.seconds for one in reports),
+    )
+    return whole.as_dict(), f"{check_view(shown)}\n\n{runs_view(reports)}"

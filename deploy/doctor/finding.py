@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from deploy.doctor.observed import Seen, StepOutcome
+from deploy.document import HIDDEN
 
 FindingStatus = Literal["ok", "warn", "fail", "unknown"]
 Area = Literal[
@@ -30,26 +31,24 @@ class Verdict:
     message: str
     why: str = ""
     fix: str = ""
-    usage: bool = False
+    usage: Annotated[bool, HIDDEN] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding(Verdict):
-    """A verdict with the id and area of its rule."""
+    """A finding of `doctor`: the verdict of a rule.
+
+    Attributes:
+        id: id of the rule; stable.
+        area: what the rule is about.
+        status: ok, warn, fail (`up` would fail), or unknown: the message says why.
+        message: what was found.
+        why: what it leads to; "" if nothing is wrong.
+        fix: what to do about it.
+    """
 
     id: str
     area: Area
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the JSON shape."""
-        return {
-            "id": self.id,
-            "area": self.area,
-            "status": self.status,
-            "message": self.message,
-            "why": self.why,
-            "fix": self.fix,
-        }
 
 
 @dataclass(frozen=True)

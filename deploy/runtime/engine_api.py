@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from deploy.metrics.engine import FINISHED, CacheCounters
 from deploy.metrics.page import MetricsPage, parsed_page
-from deploy.runtime.http_get import HTTPException, get
 from deploy.runtime.logs import plain
 from deploy.runtime.secrets import Secret
 from deploy.runtime.whole_page import whole_page
 from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
 
-if TYPE_CHECKING:  # imported for requests only: health and metrics do without it
-    import httpx
+if TYPE_CHECKING:  # imported for requests only
+    from deploy.runtime.http_client import Page
 
 _OK = 200
 REFUSED = (401, 403)
-_ANSWER_BYTES = 64 << 20  # the token ids of a long prompt take some MiB
 
 __all__ = ["ApiError", "CacheCounters", "EngineApi", "TimedOut", "bearer", "greedy"]
 
@@ -70,30 +67,11 @@ class EngineApi:
         self._timeout_s = timeout_s
         self._headers = bearer(api_key)
 
-    @cached_property
-    def _client(self) -> httpx.Client:
-        import httpx
-
-        socket = self._url.removeprefix("unix://") if self._url.startswith("unix://") else None
-        # Engines speak plain HTTP on this machine. Reading certificates anyway would take
-        # longer than the request, several times a second while engines start.
-        # A connection for each request: on an idle one it may meet the close of whoever answers, or
-        # of another thread, which httpcore lets close what expires as this one begins to use it.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        return httpx.Client(
-            base_url="http://localhost" if socket else self._url,
-            transport=httpx.HTTPTransport(verify=False, uds=socket, limits=limits),
-            headers=self._headers,
-            timeout=_timeout(self._timeout_s),
-            trust_env=False,
-        )
-
     def __enter__(self) -> EngineApi:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if "_client" in self.__dict__:
-            self._client.close()
+        """Do nothing: each request has a connection of its own."""
 
     def is_healthy(self, path: str = "/health") -> bool:
         """Tell whether a GET of this path answers 200 in time."""
@@ -102,10 +80,9 @@ class EngineApi:
     def status(self, path: str) -> int:
         """Return the status of the answer to a GET of this path; 0 without one in time."""
         try:
-            asked = get(self._url, path, timeout_s=self._timeout_s, headers=self._headers)
-        except (OSError, HTTPException, UnicodeError):  # UnicodeError: a name that no host can have
+            return self._answer("GET", path).status
+        except ApiError:
             return 0
-        return asked.status
 
     def tokenize(self, model: str, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text; with special tokens added as a completion has them."""
@@ -116,14 +93,14 @@ class EngineApi:
 
     def max_model_len(self) -> int:
         """Return the longest prompt and answer together, in tokens."""
-        answer = self._json(self._request("GET", "/v1/models"))
+        answer = self._json("GET", "/v1/models")
         with _understanding("/v1/models"):
             return int(answer["data"][0]["max_model_len"])
 
     def version(self) -> str:
         """Return the engine's release of vLLM; "" if unknown."""
         try:
-            return str(self._json(self._request("GET", "/version"))["version"])
+            return str(self._json("GET", "/version")["version"])
         except (ApiError, KeyError, TypeError):
             return ""
 
@@ -153,7 +130,7 @@ class EngineApi:
             **({"kv_transfer_params": {"lmcache.tag.pdkit": tag}} if tag else {}),
             **({"cache_salt": salt} if salt else {}),
         }
-        answer = self._json(self._request("POST", "/v1/completions", body, timeout_s))
+        answer = self._json("POST", "/v1/completions", body, timeout_s or 0)
         with _understanding("/v1/completions"):
             logprobs, usage = answer["choices"][0]["logprobs"], answer["usage"]
             # Left out by some versions where there were none.
@@ -185,7 +162,7 @@ class EngineApi:
         Raises:
             ApiError: no answer, or not 200.
         """
-        answer = self._json(self._request("GET", "/status"))
+        answer = self._json("GET", "/status")
         with _understanding("/status"):
             return [int(instance) for instance in answer["registered_gpu_ids"]]
 
@@ -195,7 +172,7 @@ class EngineApi:
         Raises:
             ApiError: no answer, or not 200.
         """
-        return str(self._json(self._request("GET", "/lmc_version")))
+        return str(self._json("GET", "/lmc_version"))
 
     def metrics(self) -> MetricsPage:
         """Read the metrics page.
@@ -203,8 +180,10 @@ class EngineApi:
         Raises:
             ApiError: no answer.
         """
+        page = self._answer("GET", "/metrics")
+        _require_ok(page)
         with _understanding("/metrics"):
-            return parsed_page(self._page("/metrics"))
+            return parsed_page(page.text)
 
     def cache_counters(self) -> CacheCounters:
         """Read the engine's prefix cache counters.
@@ -236,63 +215,37 @@ class EngineApi:
         return self.metrics().count(FINISHED)
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._json(self._request("POST", path, body))
+        return self._json("POST", path, body)
 
-    def _json(self, response: httpx.Response) -> Any:
-        with _understanding(response.url.path):
-            return response.json()
+    def _json(self, method: str, path: str, body: Any = None, timeout_s: float = 0) -> Any:
+        page = self._answer(method, path, body, timeout_s)
+        _require_ok(page)
+        with _understanding(path):
+            return json.loads(page.text)
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-    ) -> httpx.Response:
-        import httpx
+    def _answer(self, method: str, path: str, body: Any = None, timeout_s: float = 0) -> Page:
+        from deploy.runtime.http_client import Page, ask
 
-        timeout = self._client.timeout if timeout_s is None else _timeout(timeout_s)
+        more = {} if body is None else {"Content-Type": "application/json"}
         try:
-            with self._client.stream(method, path, json=body, timeout=timeout) as begun:
-                content = _bounded(begun.iter_bytes(), timeout_s or self._timeout_s)
-        except httpx.HTTPError as exc:
-            url = self._client.base_url
-            kind = TimedOut if isinstance(exc, httpx.TimeoutException) else ApiError
-            raise kind(0, f"no answer from {url} ({type(exc).__name__})") from exc
-        response = httpx.Response(begun.status_code, content=content, request=begun.request)
-        _require_ok(response.status_code, response.text)
-        return response
-
-    def _page(self, path: str) -> str:
-        try:
-            page = get(self._url, path, timeout_s=self._timeout_s, headers=self._headers)
-        except (OSError, HTTPException, UnicodeError) as exc:
+            status, content = ask(
+                method,
+                self._url,
+                path,
+                timeout_s=timeout_s or self._timeout_s,
+                headers={**self._headers, **more},
+                body=None if body is None else json.dumps(body).encode(),
+            )
+        except OSError as exc:
             kind = TimedOut if isinstance(exc, TimeoutError) else ApiError
-            raise kind(0, f"no answer from {self._url} ({type(exc).__name__})") from exc
-        _require_ok(page.status, page.text)
-        return page.text
+            why = f"{type(exc.__cause__).__name__}: {exc}"
+            raise kind(0, f"no answer from {self._url} ({why})") from exc
+        return Page(status, content.decode("utf-8", "replace"))
 
 
-def _require_ok(status: int, text: str) -> None:
-    if status != _OK:
-        raise ApiError(status, f"HTTP {status}: {text[:300]}")
-
-
-def _bounded(pieces: Iterable[bytes], within_s: float) -> bytes:
-    content, until = bytearray(), time.monotonic() + within_s
-    for piece in pieces:
-        content += piece
-        if time.monotonic() > until:
-            raise TimedOut(0, f"an answer that took longer than {within_s:g} s")
-        if len(content) > _ANSWER_BYTES:
-            raise ApiError(0, f"an answer of more than {_ANSWER_BYTES >> 20} MiB")
-    return bytes(content)
-
-
-def _timeout(answer_s: float) -> httpx.Timeout:
-    import httpx
-
-    return httpx.Timeout(answer_s, connect=2.0)
+def _require_ok(page: Page) -> None:
+    if page.status != _OK:
+        raise ApiError(page.status, f"HTTP {page.status}: {page.text[:300]}")
 
 
 @contextmanager
@@ -300,7 +253,14 @@ def _understanding(path: str) -> Iterator[None]:
     """Turn what an unexpected answer raises into an ApiError that says where it came from."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError) as exc:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RuntimeError,
+    ) as exc:
         raise ApiError(
             _OK, f"{path} gave an unexpected answer ({type(exc).__name__}: {exc})"
         ) from exc

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from deploy.metrics.store_stats import StoreStats, combined, sum_of_known
-from deploy.runtime.redis_socket import RedisError, RedisSocket, SocketAddress
-from deploy.runtime.secrets import Secret
 
 _SCAN_COUNT = 1000
 # For all keys of a server, and for those of a check. A hostile one never says that this was all.
 _SCAN_S = 300.0
 _MOST_MARKED = 1 << 20
-# First words of errors of a server that works but does not admit this client.
-_NO_REFUSAL = ("NOPERM", "LOADING")
-_DENIED = ("NOAUTH", "WRONGPASS")
 _FLUSHES = ("flushall", "flushdb")
 
 # A page of keys: cursor, pattern and count → the next cursor and keys.
@@ -136,89 +131,6 @@ def info_fields(text: str) -> dict[str, str]:
     """Return the fields of what INFO answers."""
     lines = (line.strip().partition(":") for line in text.splitlines())
     return {name: value for name, colon, value in lines if colon}
-
-
-class SocketStore:
-    """A connection to a stack's own Redis."""
-
-    def __init__(self, address: SocketAddress, password: Secret | None) -> None:
-        self._redis = RedisSocket(address, password)
-
-    def ping(self) -> bool:
-        """Tell whether Redis answers and accepts the password."""
-        try:
-            return bool(self._redis.ask("PING") == b"PONG")
-        except (RedisError, OSError):
-            return False
-
-    def refusal(self) -> Refusal | None:
-        """Return what Redis says instead of serving; None if it serves, or says nothing."""
-        try:
-            self._redis.ask("PING")
-        except RedisError as exc:
-            code = str(exc).partition(" ")[0]
-            return None if code in _NO_REFUSAL else Refusal(str(exc), code in _DENIED)
-        except OSError:
-            pass
-        return None
-
-    def stats(self) -> StoreStats | None:
-        """Return a reading, or None if Redis does not answer."""
-        ask = self._redis.ask
-        try:
-            info = info_fields(_text(ask("INFO")) + _text(ask("INFO", "commandstats")))
-            return stats_from(info, _count(ask("DBSIZE")))
-        except (RedisError, OSError, ValueError):
-            return None
-
-    def marked_keys(self, mark: str) -> set[bytes] | None:
-        """Return the keys that contain a mark; None if Redis does not answer."""
-        try:
-            return marked_keys(self._scan, mark)
-        except (RedisError, OSError):
-            return None
-
-    def unlink(self, keys: Sequence[bytes]) -> int | None:
-        """Remove what there is of the keys; None if Redis does not answer."""
-        try:
-            return _count(self._redis.ask("UNLINK", *keys)) if keys else 0
-        except (RedisError, OSError):
-            return None
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._redis.close()
-
-    def _scan(self, cursor: int, pattern: str, count: int) -> tuple[int, list[bytes]]:
-        answer = self._redis.ask("SCAN", cursor, "MATCH", pattern, "COUNT", count)
-        match answer:
-            case [bytes() as after, list() as keys] if after.isdigit() and len(after) < 21:
-                if all(isinstance(key, bytes) for key in keys):
-                    return int(after), keys
-        raise _not_redis(answer)
-
-
-def _text(answer: Any) -> str:
-    if not isinstance(answer, bytes):
-        raise _not_redis(answer)
-    return answer.decode()
-
-
-def _count(answer: Any) -> int:
-    if not isinstance(answer, int):
-        raise _not_redis(answer)
-    return answer
-
-
-def _not_redis(answer: object) -> ConnectionError:
-    return ConnectionError(f"not a Redis reply: {str(answer)[:40]}")
-
-
-def open_store(
-    address: SocketAddress, password: Secret | None
-) -> AbstractContextManager[SocketStore]:
-    """Return a store for a with block, which closes it."""
-    return closing(SocketStore(address, password))
 
 
 class ShardStore(Protocol):

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.connector.pdkit_connector.redis_url import Node, RedisUrl
 from deploy.metrics.store_stats import StoreStats, combined
-from deploy.runtime.bounded_redis import STEP_S, bounded
-from deploy.runtime.redis_client import if_allowed, refusal_of, scan_of, server_stats
+from deploy.runtime.redis_client import (
+    NOT_OF_REDIS,
+    bounded,
+    errors,
+    if_allowed,
+    limits,
+    new_client,
+    refusal_of,
+    scan_of,
+    server_stats,
+)
 from deploy.runtime.store import Refusal, key_pages, marked_keys, with_twins
 
 if TYPE_CHECKING:
@@ -24,10 +33,6 @@ class FoundKeys:
 
     count: int
     all_seen: bool
-
-
-# Errors of redis-py, and of the code here, on answers that no Redis gives.
-_NOT_OF_REDIS = (TypeError, ValueError, LookupError, AttributeError)
 
 
 class UrlStore:
@@ -43,31 +48,21 @@ class UrlStore:
             ValueError: an option that redis-py does not know, or a value that it does not take.
         """
         import redis
-        from redis.backoff import NoBackoff
         from redis.connection import Connection, parse_url
-        from redis.retry import Retry
 
         self._url = url
-        self._errors = (redis.RedisError, OSError, *_NOT_OF_REDIS)
+        self._errors = errors()
         self._denied = redis.exceptions.NoPermissionError
         self._refused = redis.exceptions.AuthenticationError
-        bounds = {
-            "socket_timeout": STEP_S,
-            "socket_connect_timeout": STEP_S,
-            # Retries are up to the caller; the client's own would hide a dead Redis.
-            "retry": Retry(NoBackoff(), 0),
-            # With RESP3, a failed log-in is reported as a failed HELLO instead.
-            "protocol": 2,
-        }
         try:
-            self._options: dict[str, Any] = {**parse_url(url.one_server), **bounds}
+            self._options: dict[str, Any] = {**parse_url(url.one_server), **limits()}
             self._class: Any = bounded(self._options.pop("connection_class", Connection))
             self._class(**self._options)
         except (TypeError, ValueError, redis.RedisError):
             # Their text may contain a part of the password.
             raise ValueError("not a Redis URL") from None
         tls = {name: value for name, value in self._options.items() if name.startswith("ssl")}
-        self._to_sentinels = {**tls, **url.sentinel_options, **bounds}
+        self._to_sentinels = {**tls, **url.sentinel_options, **limits()}
         self._clients: dict[tuple[Node | None, bool], Any] = {}
 
     def trouble(self) -> str:
@@ -172,7 +167,7 @@ class UrlStore:
 
     def said(self, error: Exception) -> str:
         """Return what an error says, without the password."""
-        if isinstance(error, _NOT_OF_REDIS):
+        if isinstance(error, NOT_OF_REDIS):
             return "it does not answer like a Redis server"
         text = str(error) or type(error).__name__
         for options in (self._options, self._to_sentinels):
@@ -184,7 +179,6 @@ class UrlStore:
         """Close the connections."""
         for client in self._clients.values():
             client.close()
-            client.connection_pool.disconnect()
         self._clients.clear()
 
     def _scanned(self, prefix: str) -> Iterator[tuple[Any, list[bytes]]]:
@@ -241,13 +235,10 @@ class UrlStore:
 
     def _client(self, node: Node | None, *, sentinel: bool = False) -> Any:
         """Return the client of a node; None is the one server of the URL."""
-        import redis
-
         if (node, sentinel) not in self._clients:
             options = self._to_sentinels if sentinel else self._options
             where = {} if node is None else {"host": node[0], "port": node[1]}
-            pool = redis.ConnectionPool(connection_class=self._class, **{**options, **where})
-            self._clients[node, sentinel] = redis.Redis(connection_pool=pool)
+            self._clients[node, sentinel] = new_client(self._class, {**options, **where})
         return self._clients[node, sentinel]
 
 

@@ -1,4 +1,4 @@
-"""Canaries: prompts that earlier checks left, whose KV stays in the store for later ones.
+"""Prompts that earlier checks left, whose KV stays in the store for later ones.
 
 All other prompts of a check are new, so they say nothing of KV that an older computation left.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+from pydantic import computed_field
+
+from deploy.document import FINITE, HIDDEN, Rounded1
 from deploy.verify.equivalence import Completion, compare
 from deploy.verify.items import CANARIES, Failure
 
@@ -24,11 +27,7 @@ _MOST_TOKENS = 1 << 20
 _MOST_IDENTITIES = 16
 _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
-# What a consumer did with a canary.
-# same: it answered from stored KV as a fresh computation does. outdated: it did not, and engines
-# compute other answers than when the KV was stored. damaged: it did not, and they do not. foreign:
-# it loaded KV that was stored under another identity. evicted: the KV is gone. other: the KV has
-# another identity, and was rightly not found. silent: it did not answer.
+# What a consumer did with a canary; see `Look`.
 Outcome = Literal["same", "outdated", "damaged", "foreign", "evicted", "other", "silent"]
 _WRONG = ("outdated", "damaged", "foreign")
 
@@ -135,40 +134,33 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Look:
-    """What one consumer did with one canary.
+    """What one consumer did with a prompt of an earlier check.
 
     Attributes:
         tag: of the canary.
-        age_s: seconds since it was left.
+        age_s: seconds since that check stored the prompt's KV.
+        outcome: `same`: stored KV gives the answer of a fresh computation. `outdated`: it does not,
+            and engines now compute another answer. `damaged`: it does not, and they still compute
+            the earlier answer. `foreign`: KV of another identity was loaded. `evicted`: it is gone.
+            `other`: it has another identity, and was not found. `silent`: no answer.
         loaded: tokens from the store.
-        held: tokens from the consumer's own prefix cache, which it loaded, and compared, before.
-        max_logprob_diff: between its answer and a fresh computation; None if nothing was compared.
+        held: tokens from the consumer's own prefix cache, which it loaded and compared before.
+        max_logprob_diff: between the consumer's answer and a fresh computation; None if nothing was
+            compared, or if they have no token in common.
     """
 
-    tag: str
-    age_s: float
+    tag: Annotated[str, HIDDEN]
+    age_s: Rounded1
     consumer: str
     outcome: Outcome
     loaded: int = 0
     held: int = 0
-    max_logprob_diff: float | None = None
+    max_logprob_diff: Annotated[float | None, FINITE] = None
 
     @property
     def wrong(self) -> bool:
         """Whether KV answered that must not."""
         return self.outcome in _WRONG
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the look as `check --json` shows it."""
-        diff = self.max_logprob_diff
-        return {
-            "age_s": round(self.age_s, 1),
-            "consumer": self.consumer,
-            "outcome": self.outcome,
-            "loaded": self.loaded,
-            "held": self.held,
-            "max_logprob_diff": None if diff is None or math.isinf(diff) else round(diff, 6),
-        }
 
 
 @dataclass(frozen=True)
@@ -222,18 +214,19 @@ def judged(
 
 @dataclass(frozen=True)
 class CanaryFindings:
-    """What became of the canaries of earlier checks.
+    """Prompts that earlier checks left, whose KV stays in the store.
 
     Attributes:
         known: canaries that were recorded when the check began.
-        left: the check stored a canary.
+        looks: one for each consumer and prompt.
+        left: this check stored a canary.
         tolerance: the largest difference of log-probabilities that passes.
     """
 
     known: int = 0
-    looks: Sequence[Look] = field(default_factory=list)
+    looks: Sequence[Look] = ()
     left: bool = False
-    tolerance: float = 0.0
+    tolerance: Annotated[float, HIDDEN] = 0.0
 
     @property
     def compared(self) -> list[Look]:
@@ -247,9 +240,28 @@ class CanaryFindings:
             by_canary.setdefault(look.tag, []).append(look)
         return sum(all(one.outcome in outcomes for one in of) for of in by_canary.values())
 
+    @computed_field
     @property
-    def oldest_s(self) -> float | None:
-        """The age of the oldest canary whose KV was still there; None if none was."""
+    def same(self) -> int:
+        """Prompts whose KV gave the right answer with every consumer that loaded it."""
+        return self.count("same")
+
+    @computed_field
+    @property
+    def evicted(self) -> int:
+        """Prompts whose KV is gone."""
+        return self.count("evicted")
+
+    @computed_field
+    @property
+    def other_identity(self) -> int:
+        """Prompts whose KV has another model, version or setting, and was rightly not found."""
+        return self.count("other")
+
+    @computed_field
+    @property
+    def oldest_s(self) -> Rounded1 | None:
+        """Age in seconds of the oldest whose KV was still there; None if none was."""
         return max((look.age_s for look in self.compared), default=None)
 
     def failures(self) -> Iterator[Failure]:
@@ -289,19 +301,6 @@ class CanaryFindings:
         damaged = all(look.outcome == "damaged" for look in wrong)
         kind = "damaged KV" if damaged else "KV of another model, version or settings"
         return f"the store has {kind}, stored {ago(max(look.age_s for look in wrong))}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the canaries as `check --json` shows them."""
-        oldest = self.oldest_s
-        return {
-            "known": self.known,
-            "same": self.count("same"),
-            "evicted": self.count("evicted"),
-            "other_identity": self.count("other"),
-            "oldest_s": None if oldest is None else round(oldest, 1),
-            "left": self.left,
-            "looks": [look.as_dict() for look in self.looks],
-        }
 
 
 def ago(seconds: float) -> str:

@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from operator import add
-from typing import Any
+from typing import Annotated
+
+from pydantic import PlainSerializer, computed_field, model_serializer
+from typing_extensions import NotRequired, TypedDict
+
+from deploy.document import Rounded
 
 # The releases of vLLM whose scheduler was read for what it counts, first and last. Hits mean the
 # same in all of them; since some release after 0.13, queries leave out what the engine held itself.
@@ -19,7 +24,9 @@ class Hits:
     """Tokens that were to be loaded from the store, and those that were.
 
     Attributes:
-        queries: tokens that the consumer asked the store for: all it did not hold itself.
+        queries: tokens that the store was asked for: all that the consumer did not hold itself.
+        hits: tokens that were loaded from it.
+        eligible: what a healthy stack must load.
     """
 
     queries: int = 0
@@ -31,15 +38,21 @@ class Hits:
             self.queries + other.queries, self.hits + other.hits, self.eligible + other.eligible
         )
 
+    @computed_field
     @property
-    def rate(self) -> float:
-        """vLLM's own external prefix cache hit rate: hits / queries."""
+    def rate(self) -> Rounded:
+        """vLLM's external prefix cache hit rate, hits / queries."""
         return self.hits / self.queries if self.queries else 0.0
 
+    @computed_field
     @property
-    def eligible_rate(self) -> float:
-        """Hits / eligible: 1.0 if all that can be found is found."""
+    def eligible_rate(self) -> Rounded:
+        """Hits / eligible, 0 to 1."""
         return self.hits / self.eligible if self.eligible else 0.0
+
+
+# As a document has them beside `eligible` and `eligible_rate`.
+_Loaded = Annotated[Hits, PlainSerializer(lambda hits: hits.hits, return_type=int)]
 
 
 @dataclass(frozen=True)
@@ -74,17 +87,29 @@ def added(tiers: Iterable[Tiers | None]) -> Tiers | None:
 
 @dataclass(frozen=True)
 class PairResult:
-    """One producer with one consumer.
+    """One producer with one consumer, in tokens.
 
     Attributes:
-        tiers: where the consumer got the KV of the prompts from; None if a prompt had no answer, or
-            LMCache's server does not tell.
+        tiers: where the consumer got the KV of its prompts from; None if others' requests changed
+            the counters, a prompt had no answer, or LMCache's server does not tell.
     """
 
     producer: str
     consumer: str
-    hits: Hits
+    hits: _Loaded
     tiers: Tiers | None = None
+
+    @computed_field
+    @property
+    def eligible(self) -> int:
+        """Tokens that a healthy stack must load."""
+        return self.hits.eligible
+
+    @computed_field
+    @property
+    def eligible_rate(self) -> Rounded:
+        """Hits / eligible, 0 to 1."""
+        return self.hits.eligible_rate
 
     @property
     def name(self) -> str:
@@ -95,6 +120,40 @@ class PairResult:
     def complete(self) -> bool:
         """Exactly what is eligible was loaded; more would be as wrong as less."""
         return self.hits.eligible > 0 and self.hits.hits == self.hits.eligible
+
+
+class StoreRace(TypedDict):
+    """Prompts through the router, whose decode follows its prefill at once.
+
+    Attributes:
+        gap_s: seconds between prefill and decode.
+        blurred: other clients' requests changed the counters.
+    """
+
+    gap_s: float
+    eligible: int
+    hits: int
+    eligible_rate: float
+    blurred: bool
+
+
+class PhaseResult(TypedDict):
+    """Prompts of one kind; only `skipped` if there were none.
+
+    Attributes:
+        skipped: why there were none.
+        requests: sent.
+        failed: not answered.
+        blurred: other clients' requests changed the counters.
+    """
+
+    skipped: NotRequired[str]
+    requests: NotRequired[int]
+    failed: NotRequired[int]
+    eligible: NotRequired[int]
+    hits: NotRequired[int]
+    eligible_rate: NotRequired[float]
+    blurred: NotRequired[bool]
 
 
 @dataclass(frozen=True)
@@ -121,13 +180,24 @@ class Phase:
             blurred=self.blurred or other.blurred,
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the phase as `check --json` shows it; only the reason if it was skipped."""
+    @model_serializer
+    def result(self) -> PhaseResult:
+        """Return the phase as a document; only the reason if it was skipped."""
         if self.skipped:
             return {"skipped": self.skipped}
         return {
             "requests": self.requests,
             "failed": self.failed,
+            "eligible": self.hits.eligible,
+            "hits": self.hits.hits,
+            "eligible_rate": round(self.hits.eligible_rate, 6),
+            "blurred": self.blurred,
+        }
+
+    def race(self) -> StoreRace:
+        """Return the phase as the race of decode and store."""
+        return {
+            "gap_s": 0,
             "eligible": self.hits.eligible,
             "hits": self.hits.hits,
             "eligible_rate": round(self.hits.eligible_rate, 6),
@@ -162,6 +232,23 @@ def eligible_tokens(prompt_tokens: int, chunk_size: int) -> int:
     """
     stored = prompt_tokens // chunk_size * chunk_size
     return max(0, min(stored, prompt_tokens - 1))
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """The engines' release.
+
+    Attributes:
+        version: "" if unknown.
+    """
+
+    version: str
+
+    @computed_field
+    @property
+    def formula_pinned(self) -> bool:
+        """The rule for eligible tokens is tested with it."""
+        return is_pinned(self.version)
 
 
 def is_pinned(version: str) -> bool:

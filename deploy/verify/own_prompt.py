@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from pydantic import computed_field
 
 from deploy.verify.hits import eligible_tokens
 
 
 @dataclass(frozen=True)
 class OwnPrompt:
-    """One prompt, sent to a producer and then to a consumer; all in tokens, but `chunks`.
+    """The prompt of `--prompt-file`, sent to a producer and then to a consumer, in tokens.
 
     Attributes:
         chunk_size: tokens of a chunk.
-        producer_local, producer_loaded: what the producer had of it itself, and in the store: all
-            of it that was sent before.
-        local, loaded: what the consumer had itself, and what it loaded from the store.
+        producer_local, local: what the engine had in its own prefix cache.
+        producer_loaded, loaded: what it loaded from the store; the producer, all of it that was
+            sent before.
     """
 
     producer: str
@@ -33,11 +34,13 @@ class OwnPrompt:
         """The pair, as other results name it."""
         return f"{self.producer} → {self.consumer}"
 
+    @computed_field
     @property
     def chunks(self) -> int:
         """Whole chunks of the prompt."""
         return self.tokens // self.chunk_size
 
+    @computed_field
     @property
     def eligible(self) -> int:
         """Tokens that the store can serve to an engine without them."""
@@ -77,7 +80,3 @@ class OwnPrompt:
             f"your prompt, {self.name}: {self.loaded} of {self.eligible} eligible tokens came from "
             f"the store, {self.local} from the consumer's own prefix cache"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as `check --json` shows it."""
-        return {**asdict(self), "chunks": self.chunks, "eligible": self.eligible}

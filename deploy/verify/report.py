@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from pydantic import Field, PlainSerializer, computed_field
+
+from deploy.document import FINITE, HIDDEN, OPTIONAL, Finite, Rounded, Rounded2, as_document
 from deploy.verify.canaries import CanaryFindings
 from deploy.verify.equivalence import LOGPROB_TOLERANCE
-from deploy.verify.hits import Counted, Hits, PairResult, Phase, is_pinned
+from deploy.verify.hits import Counted, Hits, PairResult, Phase, StoreRace, Vllm
 from deploy.verify.items import (
     BURST,
     CANARIES,
@@ -23,7 +26,7 @@ from deploy.verify.items import (
     Failure,
 )
 from deploy.verify.own_prompt import OwnPrompt
-from deploy.verify.store_path import StorePath
+from deploy.verify.store_path import RedisTraffic, StorePath
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class Equivalence:
     """Answers from loaded KV, compared with those of an engine that computed it itself.
 
     Attributes:
+        compared: pairs of answers.
+        mismatched: pairs that differ by more than the tolerance.
+        max_logprob_diff: None if two answers have no token in common.
         noise_floor: root mean square of the differences between an engine's computed answer and its
             answer from its own prefix cache; None if no engine has one.
         tolerance: the largest difference that passes; it follows from the noise floor.
@@ -38,9 +44,9 @@ class Equivalence:
 
     compared: int = 0
     mismatched: int = 0
-    max_logprob_diff: float = 0.0
-    noise_floor: float | None = None
-    tolerance: float = LOGPROB_TOLERANCE
+    max_logprob_diff: Finite = 0.0
+    noise_floor: Annotated[float | None, FINITE] = None
+    tolerance: Rounded = LOGPROB_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -80,59 +86,86 @@ class Diagnosis:
     hint: str
 
 
+_NOTHING = Counted()
+
+
+def _traffic(path: StorePath | None) -> dict[str, Any] | None:
+    return path.as_dict() if path else None
+
+
 @dataclass(frozen=True)
 class CheckReport:
-    """The whole finding.
+    """The result of a check.
 
     Attributes:
-        race: prompts sent through the router, whose decode follows its prefill at once.
-        turns, decode_reuse, second_tier, burst: None if the check was a quick one, the stack
-            does not keep what it decodes, or Redis is its only tier.
-        store: None if the engines share no KV, or do not use Redis themselves.
-        path: what engines, or LMCache's server, moved to and from Redis meanwhile, for whomever;
-            None if LMCache's own client moves it.
-        others: requests of others that engines finished during the check; at least 1 if some
-            were begun only.
-        vllm: the engines' version of vLLM; "" if unknown.
-        prompts: the user's own prompt, by pair; empty if none was given.
-        left_out: what was not checked, and why.
-        canaries: what became of prompts of earlier checks; None if none can be left here.
-        failed: empty if the check passed.
+        pairs: hits of each pair.
+        engines: state of each engine after the check.
+        vllm: which rule counts what can be a hit.
+        counted: what vLLM itself counted on the consumers meanwhile.
+        turns, decode_reuse, burst: None if the check was a quick one, or cannot test that.
+        second_tier: a prompt that LMCache's server has in Redis only; None if there is no such
+            server, or the check was a quick one.
+        redis: None if engines share no KV, or do not use Redis themselves.
+        store_path: what engines, or LMCache's server, moved to and from Redis meanwhile, for
+            whomever; None if LMCache's own client moves KV.
+        others_requests: other clients' requests that engines finished meanwhile; at least 1 if
+            some were begun only.
+        prompts: the user's own prompt, by pair; empty without `--prompt-file`.
+        canaries: None if the engines share no KV or do not all run the same, their keys could not
+            be removed again, or the check ran in a cluster.
+        left_out: what was not checked, and why; a sentence each.
+        diagnosis: causes, the most likely first.
+        seconds: how long it took.
+        runs, runs_passed, slowest_s: with `--repeat`.
     """
 
     pairs: Sequence[PairResult]
-    race: Phase
+    race: Annotated[
+        Phase,
+        PlainSerializer(Phase.race, return_type=StoreRace),
+        Field(serialization_alias="store_race"),
+    ]
     equivalence: Equivalence
-    store: StoreUse | None
-    path: StorePath | None
+    store: Annotated[StoreUse | None, Field(serialization_alias="redis")]
+    path: Annotated[
+        StorePath | None,
+        PlainSerializer(_traffic, return_type=RedisTraffic | None),
+        Field(serialization_alias="store_path"),
+    ]
     engines: Sequence[EngineHealth]
-    failed: Sequence[Failure]
+    failed: Annotated[Sequence[Failure], HIDDEN]
     diagnosis: Sequence[Diagnosis]
-    seconds: float
+    seconds: Rounded2
     turns: Phase | None = None
     decode_reuse: Phase | None = None
     second_tier: Phase | None = None
     burst: Phase | None = None
-    counted: Counted = field(default_factory=Counted)
-    others: int = 0
-    vllm: str = ""
+    counted: Counted = _NOTHING
+    others: Annotated[int, Field(serialization_alias="others_requests")] = 0
+    vllm: Annotated[str, PlainSerializer(Vllm, return_type=Vllm)] = ""
     prompts: Sequence[OwnPrompt] = ()
     left_out: Sequence[str] = ()
     canaries: CanaryFindings | None = None
+    runs: Annotated[int | None, OPTIONAL] = None
+    runs_passed: Annotated[int | None, OPTIONAL] = None
+    slowest_s: Annotated[Rounded2 | None, OPTIONAL] = None
 
+    @computed_field
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """Nothing is wrong."""
         return not self.failed
 
+    @computed_field
     @property
     def failures(self) -> list[str]:
-        """A sentence for each failure."""
+        """A sentence for each thing that is wrong."""
         return [failure.sentence for failure in self.failed]
 
+    @computed_field(alias="hit_rate")
     @property
     def total(self) -> Hits:
-        """The hits of all pairs together."""
+        """Hits of all pairs together."""
         return sum((pair.hits for pair in self.pairs), Hits())
 
     @property
@@ -165,63 +198,5 @@ class CheckReport:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as `check --json` shows it; the schema says what each field means."""
-        total = self.total
-        phases = {
-            "turns": self.turns,
-            "decode_reuse": self.decode_reuse,
-            "second_tier": self.second_tier,
-            "burst": self.burst,
-        }
-        return {
-            "passed": self.passed,
-            "hit_rate": {
-                "queries": total.queries,
-                "hits": total.hits,
-                "rate": round(total.rate, 6),
-                "eligible": total.eligible,
-                "eligible_rate": round(total.eligible_rate, 6),
-            },
-            "counted": asdict(self.counted),
-            "pairs": [
-                {
-                    "producer": pair.producer,
-                    "consumer": pair.consumer,
-                    "eligible": pair.hits.eligible,
-                    "hits": pair.hits.hits,
-                    "eligible_rate": round(pair.hits.eligible_rate, 6),
-                    "tiers": asdict(pair.tiers) if pair.tiers else None,
-                }
-                for pair in self.pairs
-            ],
-            "store_race": {
-                "gap_s": 0,
-                "eligible": self.race.hits.eligible,
-                "hits": self.race.hits.hits,
-                "eligible_rate": round(self.race.hits.eligible_rate, 6),
-                "blurred": self.race.blurred,
-            },
-            **{name: phase.as_dict() if phase else None for name, phase in phases.items()},
-            "equivalence": {
-                **asdict(self.equivalence),
-                "max_logprob_diff": _finite(self.equivalence.max_logprob_diff),
-                "noise_floor": _finite(self.equivalence.noise_floor),
-                "tolerance": round(self.equivalence.tolerance, 6),
-            },
-            "redis": asdict(self.store) if self.store else None,
-            "store_path": self.path.as_dict() if self.path else None,
-            "engines": [asdict(engine) for engine in self.engines],
-            "others_requests": self.others,
-            "vllm": {"version": self.vllm, "formula_pinned": is_pinned(self.vllm)},
-            "prompts": [prompt.as_dict() for prompt in self.prompts],
-            "canaries": self.canaries.as_dict() if self.canaries else None,
-            "left_out": list(self.left_out),
-            "failures": self.failures,
-            "diagnosis": [asdict(cause) for cause in self.diagnosis],
-            "seconds": round(self.seconds, 2),
-        }
-
-
-def _finite(value: float | None) -> float | None:
-    """Return None for infinity (answers with no token in common): JSON has no word for it."""
-    return None if value is None or value == float("inf") else round(value, 6)
+        """Return the report as `check --json` shows it."""
+        return as_document(self)

@@ -7,6 +7,10 @@ from dataclasses import asdict, astuple, dataclass
 from operator import sub
 from typing import Any, NamedTuple
 
+from typing_extensions import TypedDict
+
+from deploy.document import with_fields_of
+
 # Every name on an engine's metrics page that belongs here begins so.
 PREFIX = "pdkit_store_"
 
@@ -124,6 +128,15 @@ class StorePath:
             "store_gb_s": round(self.store_gb_s, 4),
             "lookup_ms": round(self.lookup_ms, 4),
         }
+
+
+@with_fields_of(StorePath)
+class RedisTraffic(TypedDict):
+    """What engines moved to and from Redis."""
+
+    load_gb_s: float
+    store_gb_s: float
+    lookup_ms: float
 
 
 def failed_calls(samples: Iterable[Sample]) -> dict[str, float] | None:

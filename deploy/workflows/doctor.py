@@ -50,9 +50,10 @@ from deploy.workflows.user_redis import redis_url
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings for a stack on this machine.
+    """What `doctor` found.
 
     Attributes:
+        findings: one for each rule.
         topology: "" if the spec could not be planned on this machine.
     """
 
@@ -66,16 +67,6 @@ class Examination:
     def failed(self) -> list[Finding]:
         """The findings with which `up` cannot succeed; those about the spec come first."""
         return failed(self.findings)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the data of `deploy doctor --json`."""
-        return {
-            "name": self.name,
-            "vendor": self.vendor,
-            "runtime": self.runtime,
-            "topology": self.topology,
-            "findings": [one.as_dict() for one in self.findings],
-        }
 
 
 def examine(spec: StackSpec, home: Home, report: Report) -> Examination:

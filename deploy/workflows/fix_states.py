@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import computed_field
+
 from deploy.assets import connector_path
 from deploy.config.catalog import load_catalog
 from deploy.errors import ConfigError, MissingImage, MissingTool, PdkitError, StateError
@@ -116,6 +118,7 @@ class Fixes:
     silent: Sequence[str] = ()
     not_for: str = ""
 
+    @computed_field
     @property
     def warnings(self) -> list[str]:
         """What to know before trusting the KV."""

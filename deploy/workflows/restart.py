@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deploy.errors import StateError
 from deploy.planning.engines import ENGINE_ROLES
@@ -31,7 +31,7 @@ class RestartResult:
     """
 
     name: str
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float]
 
 
 def restart_services(
@@ -50,7 +50,7 @@ def restart_services(
     running = require_stack(home, name)
     chosen = _chosen(running, service)
     require_others(running, [one.name for one in chosen if one.role in ENGINE_ROLES], options)
-    result = RestartResult(name)
+    result = RestartResult(name, {})
     for one in chosen:
         running = require_stack(home, name)
         if one.role in ENGINE_ROLES:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+
+from pydantic import computed_field
 
 from deploy import __version__
+from deploy.document import Rounded
 from deploy.metrics.connector import SILENT_WORKERS
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.lmcache_server import LmcacheServerUse
@@ -73,6 +75,7 @@ class StackStatus:
         up: it was started and not taken down.
         image: image of the engines; "" if they are processes.
         url: the address for clients.
+        services: one row for each service.
         store: what Redis reports; None if it does not answer.
         user_redis: Redis is the user's own.
         kv_server: the report of LMCache's server; None without a server or an answer.
@@ -99,9 +102,10 @@ class StackStatus:
     warnings: Sequence[str] = ()
     others: Sequence[str] = ()
 
+    @computed_field
     @property
     def healthy(self) -> bool:
-        """Whether the stack is up and every service is ready."""
+        """Every service is ready."""
         return self.up and not self.sick
 
     @property
@@ -110,20 +114,13 @@ class StackStatus:
         redis = ["the Redis of redis.url_file"] if self.user_redis and not self.store else []
         return [s.name for s in self.services if s.condition != "ready"] + redis
 
+    @computed_field
     @property
-    def external_hit_rate(self) -> float:
-        """External prefix cache hit rate of the engines that answer, since they started."""
+    def external_hit_rate(self) -> Rounded:
+        """Hit rate of the engines that answer clients, since they started."""
         caches = [s.cache for s in self.services if s.role in DECODE and s.cache]
         queries = sum(cache.external_queries for cache in caches)
         return sum(cache.external_hits for cache in caches) / queries if queries else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the data of `deploy status --json`."""
-        return {
-            **asdict(self),
-            "healthy": self.healthy,
-            "external_hit_rate": round(self.external_hit_rate, 6),
-        }
 
 
 def stack_status(home: Home, name: str) -> StackStatus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.config.spec import StackSpec
@@ -68,10 +68,6 @@ class SwapResult:
         """What engines ran on before, and after, in words."""
         was, now = self.connectors
         return label(*self.before, was), label(*self.after, now)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for scripts."""
-        return {**asdict(self), "check": self.check.as_dict() if self.check else None}
 
 
 def swap_stack(home: Home, name: str, to: SwapTo, report: Report) -> SwapResult:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
+import socket
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
-from http.client import HTTPConnection
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import httpcore
 
 from deploy.errors import ConfigError
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.engine import CacheCounters, EngineLoad
 from deploy.metrics.page import parsed_page
 from deploy.metrics.router import EngineView, RouterView
-from deploy.runtime import http_get, redis_socket
+from deploy.runtime import http_client
 from deploy.runtime.advisories import advisories_of, read_advisories
-from deploy.runtime.http_get import HTTPException
-from deploy.runtime.store import SocketStore
+from deploy.runtime.redis_client import open_store
 from tests.fuzz.mutations import mutated
 
 
@@ -45,6 +47,7 @@ class _Socket:
 
     def sendall(self, _: bytes) -> None: ...
     def settimeout(self, _: float | None) -> None: ...
+    def shutdown(self, _: int) -> None: ...
     def setsockopt(self, *_: int) -> None: ...
     def connect(self, _: str) -> None: ...
     def close(self) -> None: ...
@@ -61,8 +64,28 @@ def _bulk(text: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-_STATS = _bulk(_INFO) + _bulk(_CALLS) + b":7\r\n"
-_PAGES = b"*2\r\n$1\r\n7\r\n*1\r\n$3\r\nk@m\r\n*2\r\n$1\r\n0\r\n*0\r\n"
+_STATS = (_bulk(_INFO), _bulk(_CALLS), b":7\r\n")
+_PAGES = (b"*2\r\n$1\r\n7\r\n*1\r\n$3\r\nk@m\r\n", b"*2\r\n$1\r\n0\r\n*0\r\n")
+
+
+class _RedisSocket(_Socket):
+    """A socket whose other end answers one question after another."""
+
+    def __init__(self, answers: Iterable[bytes]) -> None:
+        super().__init__(b"")
+        self._answers, self._waits = iter(answers), True
+
+    def sendall(self, asked: bytes) -> None:
+        names = asked.count(b"SETINFO")  # the client names itself
+        self._left += b"+OK\r\n" * names if names else next(self._answers, b"")
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._waits = seconds != 0
+
+    def recv(self, size: int) -> bytes:
+        if not self._left and not self._waits:
+            raise BlockingIOError(errno.EAGAIN, "")
+        return super().recv(size)
 
 
 def redis_answers(rng: random.Random, rounds: int) -> Counter[str]:
@@ -70,9 +93,14 @@ def redis_answers(rng: random.Random, rounds: int) -> Counter[str]:
     seen: Counter[str] = Counter()
     for _ in range(rounds):
         asks_stats = bool(rng.randrange(2))
-        said = mutated(_STATS if asks_stats else _PAGES, rng)
-        with mock.patch.object(redis_socket.socket, "socket", lambda _, said=said: _Socket(said)):
-            store = SocketStore("nowhere", None)
+        answers = _STATS if asks_stats else _PAGES
+        odd = rng.randrange(len(answers))
+        said = [mutated(one, rng) if at == odd else one for at, one in enumerate(answers)]
+        opened = _RedisSocket(said)
+        with (
+            mock.patch.object(socket, "socket", lambda *_, opened=opened: opened),
+            open_store("nowhere", None) as store,
+        ):
             found: object = store.stats() if asks_stats else store.marked_keys("@m")
         seen["nothing" if found is None else "understood"] += 1
     return seen
@@ -93,17 +121,13 @@ def http_pages(rng: random.Random, rounds: int) -> Counter[str]:
     seen: Counter[str] = Counter()
     for _ in range(rounds):
         said = mutated(rng.choice(_ANSWERS), rng)
-        connection = HTTPConnection("127.0.0.1", 9)
-        connection.sock = _Socket(said)
-        with (
-            mock.patch.object(http_get, "_connection", lambda _, made=connection: made),
-            mock.patch.object(HTTPConnection, "connect", lambda _: None),
-        ):
+        stream = httpcore.MockStream([said])
+        with mock.patch.object(httpcore.SyncBackend, "connect_tcp", lambda *_, s=stream, **__: s):
             try:
-                page = http_get.get("http://127.0.0.1:9", "/", timeout_s=30)
+                page = http_client.get("http://127.0.0.1:9", "/", timeout_s=30)
                 assert len(page.text) <= len(said)
                 seen["a page"] += 1
-            except (OSError, HTTPException) as error:
+            except OSError as error:
                 assert not isinstance(error, TimeoutError), "it waits for what was announced"
                 seen["refused"] += 1
     return seen

@@ -21,6 +21,7 @@ def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> CommandR
 
     Names a fix for each problem. Starts nothing.
     """
+    from deploy.document import as_document
     from deploy.output.views import doctor_view
     from deploy.runtime.home import Home
     from deploy.workflows.doctor import examine
@@ -36,4 +37,4 @@ def doctor(*, file: File, flags: dict[str, Any], json: Json = False) -> CommandR
     with naming_origins(source.origins):
         found = examine(spec, home, progress())
     errors = [refusal(found.failed)] if found.failed else []
-    return CommandResult("doctor", found.as_dict(), doctor_view(found), errors)
+    return CommandResult("doctor", as_document(found), doctor_view(found), errors)

@@ -27,8 +27,7 @@ def fixes(
     json: Json = False,
 ) -> CommandResult:
     """Show the connector's fixes in the running stack or an image."""
-    from dataclasses import asdict
-
+    from deploy.document import as_document
     from deploy.output.views import fixes_view
     from deploy.runtime.home import Home
     from deploy.workflows.fix_states import fixes_of
@@ -43,5 +42,4 @@ def fixes(
                 hint="deploy images list, then use an image with a tested pair of versions",
             )
         )
-    data = {**asdict(found), "warnings": found.warnings}
-    return CommandResult("fixes", data, fixes_view(found), errors)
+    return CommandResult("fixes", as_document(found), fixes_view(found), errors)

@@ -47,6 +47,7 @@ def status(  # noqa: PLR0913 - one parameter an option
     if kubernetes:
         return _status_in_cluster(context, namespace)
     chosen = stack_name(name)  # before the imports: it imports the settings the quick way
+    from deploy.document import as_document
     from deploy.output.views import status_view
     from deploy.runtime.home import Home
     from deploy.workflows.status import stack_status
@@ -60,7 +61,7 @@ def status(  # noqa: PLR0913 - one parameter an option
         return watch_stack(seen, interval_s=every_s, frames=count, json=json)
     found = stack_status(Home.from_environ(), chosen)
     errors = unhealthy(found.sick, chosen) if found.up else []
-    return CommandResult("status", found.as_dict(), status_view(found), errors)
+    return CommandResult("status", as_document(found), status_view(found), errors)
 
 
 @app.command()
@@ -117,6 +118,7 @@ def _watch_cluster(
 
 
 def _status_in_cluster(context: str | None, namespace: str | None) -> CommandResult:
+    from deploy.document import as_document
     from deploy.output.views import status_view
     from deploy.runtime.kubectl import Kubectl
     from deploy.workflows.cluster_status import cluster_status
@@ -124,4 +126,4 @@ def _status_in_cluster(context: str | None, namespace: str | None) -> CommandRes
     found = cluster_status(Kubectl(context or "", namespace or ""))
     logs_of_sick = [one.log for one in found.services if one.name in found.sick]
     errors = unhealthy(found.sick, found.name, hint=next(iter(logs_of_sick), ""))
-    return CommandResult("status", found.as_dict(), status_view(found), errors)
+    return CommandResult("status", as_document(found), status_view(found), errors)

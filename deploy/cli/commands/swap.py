@@ -91,6 +91,7 @@ def rollback(*, name: Name = None, json: Json = False) -> CommandResult:
 def _run(
     command: str, name: str | None, work: Callable[[Home, str, Callable[[str], None]], SwapResult]
 ) -> CommandResult:
+    from deploy.document import as_document
     from deploy.output.check_view import check_view
     from deploy.output.views import swap_view
 
@@ -99,4 +100,4 @@ def _run(
     text = swap_view(result)
     if result.check:
         text = f"{check_view(result.check)}\n\n{text}"
-    return CommandResult(command, result.as_dict(), text)
+    return CommandResult(command, as_document(result), text)

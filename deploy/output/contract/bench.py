@@ -8,7 +8,7 @@ from deploy.benchmark.compare import Difference
 from deploy.benchmark.results import Result
 from deploy.benchmark.statistics import Estimate, Ratio
 from deploy.benchmark.sweep import Sweep
-from deploy.output.contract.dataclass_document import with_fields_of
+from deploy.document import with_fields_of
 
 
 class Bench(TypedDict):

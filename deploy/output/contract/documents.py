@@ -15,24 +15,24 @@ from deploy.output.contract.bench import (
     SweepDone,
     SweepPlan,
 )
-from deploy.output.contract.check import Check
 from deploy.output.contract.plan import Plan, Rendered
 from deploy.output.contract.stack import (
     Drained,
-    Examination,
     Exported,
-    Fixes,
     Logs,
-    Restarted,
-    Status,
-    Swap,
     Up,
     Written,
 )
 from deploy.output.contract.watch import Frame
+from deploy.verify.report import CheckReport
 from deploy.workflows.catalog_images import ImageRow
+from deploy.workflows.doctor import Examination
 from deploy.workflows.down import DownResult
+from deploy.workflows.fix_states import Fixes
+from deploy.workflows.restart import RestartResult
 from deploy.workflows.saved_state import HistoryEntry
+from deploy.workflows.status import StackStatus
+from deploy.workflows.swap import SwapResult
 
 
 class Problem(TypedDict):
@@ -157,15 +157,15 @@ COMMANDS: dict[str, Any] = {
     "render": Rendered,
     "export kubernetes": Exported,
     "doctor": Examination,
-    "check": Check,
-    "status": Status | Frame,
+    "check": CheckReport,
+    "status": StackStatus | Frame,
     "logs": Logs,
     "down": DownResult,
-    "restart": Restarted,
+    "restart": RestartResult,
     "drain": Drained,
     "undrain": Drained,
-    "swap": Swap,
-    "rollback": Swap,
+    "swap": SwapResult,
+    "rollback": SwapResult,
     "fixes": Fixes,
     "images list": Images,
     "images build": Built,

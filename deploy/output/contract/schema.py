@@ -59,12 +59,18 @@ def _finish(type_name: str, schema: Schema, about: Mapping[str, str]) -> None:
     schema["description"], said = _documented(described)
     meanings = field_meanings()
     shared, own = meanings["shared"], meanings["own"].get(type_name, {})
-    always = {name for name, field in schema["properties"].items() if "default" in field}
+    fields = schema["properties"].items()
+    always = {name for name, field in fields if "default" in field and "optional" not in field}
     required = always | set(schema.get("required", ()))
     schema["required"] = [name for name in schema["properties"] if name in required]
     schema.setdefault("additionalProperties", False)
     for name, field in schema["properties"].items():
+        if field.pop("optional", False):  # where it is printed at all
+            field.update(next(kind for kind in field.pop("anyOf") if kind != {"type": "null"}))
         field.pop("default", None)
+        if field.pop("readOnly", False):  # computed: what it means is the docstring of a property
+            text = field["description"].replace("None", "null")
+            field["description"] = text[0].lower() + text[1:]
         field.pop("title", None)
         of_type = about.get(field.get("$ref", "").rpartition("/")[2], "")
         here = said.get(name) or field.get("description") or own.get(name)

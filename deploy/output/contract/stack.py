@@ -6,13 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from deploy.doctor.finding import Finding
-from deploy.output.contract.check import Check
-from deploy.output.contract.dataclass_document import with_fields_of
-from deploy.workflows import doctor, fix_states
-from deploy.workflows.restart import RestartResult
-from deploy.workflows.status import StackStatus
-from deploy.workflows.swap import SwapResult
+from deploy.verify.report import CheckReport
 
 
 class Exported(TypedDict):
@@ -51,7 +45,7 @@ class Up(TypedDict):
     slowest_engine_s: float
     ready_s: float
     total_s: float
-    check: Check | None
+    check: CheckReport | None
     warnings: list[str]
 
 
@@ -99,56 +93,3 @@ class Logs(TypedDict):
 
     files: dict[str, str]
     lines: list[LogLine]
-
-
-@with_fields_of(Finding, but="usage")
-class DoctorFinding(TypedDict):
-    """A finding of `doctor`.
-
-    Attributes:
-        id: id of the rule; stable.
-        fix: what to do about it.
-    """
-
-
-@with_fields_of(doctor.Examination)
-class Examination(TypedDict):
-    """What `doctor` found."""
-
-    findings: list[DoctorFinding]
-
-
-@with_fields_of(StackStatus)
-class Status(TypedDict):
-    """A stack as it is now.
-
-    Attributes:
-        healthy: every service is ready.
-        external_hit_rate: hit rate of the engines that answer clients, since they started.
-    """
-
-    healthy: bool
-    external_hit_rate: float
-
-
-@with_fields_of(RestartResult)
-class Restarted(TypedDict):
-    """What was restarted."""
-
-
-@with_fields_of(SwapResult)
-class Swap(TypedDict):
-    """What a swap or rollback did."""
-
-    check: Check | None
-
-
-@with_fields_of(fix_states.Fixes)
-class Fixes(TypedDict):
-    """The fixes in one place.
-
-    Attributes:
-        warnings: what to know before trusting the KV.
-    """
-
-    warnings: list[str]

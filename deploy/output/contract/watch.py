@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from typing_extensions import TypedDict
 
+from deploy.document import with_fields_of
 from deploy.metrics.engine import CacheCounters, EngineLoad
 from deploy.metrics.events import Event
 from deploy.metrics.following import StoreInterval
 from deploy.metrics.reading import ServiceCondition
 from deploy.metrics.router import RouterCounts, RouterView
 from deploy.metrics.store_stats import StoreStats
-from deploy.output.contract.check import RedisTraffic
-from deploy.output.contract.dataclass_document import with_fields_of
 from deploy.verify.hits import Tiers
+from deploy.verify.store_path import RedisTraffic
 
 
 @with_fields_of(CacheCounters)

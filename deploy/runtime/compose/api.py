@@ -40,7 +40,7 @@ def ask_engine(
         OSError: it did not answer the request; DockerRefused if it refused.
     """
     host = answering_engine()
-    from deploy.runtime.http_get import HTTPException, ask
+    from deploy.runtime.http_client import ask
 
     request = quote(path, safe="/:@") + (f"?{urlencode(query)}" if query else "")
     headers = {"Content-Type": "application/json"} if body else {}
@@ -49,7 +49,7 @@ def ask_engine(
         status, answer = ask(
             method, host, request, timeout_s=timeout_s, headers=headers, body=content
         )
-    except (OSError, HTTPException) as exc:
+    except OSError as exc:
         reason = reason_of(exc, timeout_s)
         raise OSError(f"the Docker engine did not answer {method} {path} ({reason})") from exc
     if status >= _REFUSED:

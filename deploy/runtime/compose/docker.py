@@ -103,11 +103,11 @@ def answering_engine() -> str:
         )
     if not Path(host.removeprefix("unix://")).exists():
         raise _no_answer(host, _DOWN)
-    from deploy.runtime.http_get import HTTPException, get
+    from deploy.runtime.http_client import get
 
     try:
         page = get(host, "/_ping", timeout_s=_ASK_TIMEOUT_S)
-    except (OSError, HTTPException) as exc:
+    except OSError as exc:
         raise _no_answer(host, reason_of(exc, _ASK_TIMEOUT_S)) from exc
     if page.status != _OK:
         raise _no_answer(host, f"HTTP {page.status}: {page.text[:200]}")
@@ -143,14 +143,14 @@ def docker_info() -> Mapping[str, Any]:
         DockerUnavailable: no engine, or no answer: one that hangs still answers a ping.
     """
     host = answering_engine()
-    from deploy.runtime.http_get import HTTPException, get
+    from deploy.runtime.http_client import get
 
     try:
         page = get(host, "/info", timeout_s=_ASK_TIMEOUT_S)
         if page.status != _OK:
-            raise HTTPException(f"HTTP {page.status}: {page.text}")
+            raise OSError(f"HTTP {page.status}: {page.text}")
         info: Mapping[str, Any] = json.loads(page.text)
-    except (OSError, HTTPException, ValueError) as exc:
+    except (OSError, ValueError) as exc:
         why = reason_of(exc, _ASK_TIMEOUT_S)
         raise _unusable(f"docker info failed ({why})", "sudo systemctl restart docker") from exc
     return info

@@ -29,9 +29,9 @@ from deploy.runtime.own_files import remove_other
 from deploy.runtime.process import sessions
 from deploy.runtime.process.front import LISTEN_ENV, ask, end, is_bound, is_there, listen
 from deploy.runtime.process.sessions import kept_back
+from deploy.runtime.redis_client import SocketStore, open_store
 from deploy.runtime.secrets import Secret, fill_in
 from deploy.runtime.state import ServiceRecord
-from deploy.runtime.store import SocketStore, open_store
 from deploy.runtime.usage import resident_bytes
 from deploy.stack.service import Service, Stack
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 
 import psutil
 import pytest
+import redis
 
 from bench.faults import __main__ as program
 from bench.faults import faults
@@ -23,7 +23,7 @@ from bench.faults.faults import Fault, faults_of
 from bench.faults.history import Asked, Results
 from bench.faults.table import COUNTS, table
 from bench.faults.trial import Load
-from deploy.runtime.redis_socket import RedisError, RedisSocket
+from deploy.runtime.redis_client import client_at
 from deploy.stack.layout import REDIS_PASSWORD
 from deploy.workflows.running import RunningStack, require_stack
 from tests.unit.workflows.conftest import Lab, opened
@@ -66,8 +66,8 @@ def begun(running: RunningStack, fault: str) -> threading.Thread:
     return during
 
 
-def redis_of(running: RunningStack) -> RedisSocket:
-    return RedisSocket(running.stack.service("redis").socket, running.secrets[REDIS_PASSWORD])
+def redis_of(running: RunningStack) -> redis.Redis:
+    return client_at(running.stack.service("redis").socket, running.secrets[REDIS_PASSWORD])
 
 
 def test_the_faults_of_a_stack_are_listed_by_kind(running: RunningStack, tmp_path: Path) -> None:
@@ -149,48 +149,43 @@ def test_a_service_is_stopped_and_continued(
 def test_redis_refuses_keys_and_takes_them_again(
     running: RunningStack, passes: threading.Event, eventually: Eventually
 ) -> None:
-    redis = redis_of(running)
-    asked = ("CONFIG", "GET", "maxmemory*")
-    before = redis.ask(*asked)
-    redis.ask("SET", "key", "value")
+    client = redis_of(running)
+    before = client.config_get("maxmemory*")
+    client.set("key", "value")
     during = begun(running, "redis full 10 s")
-    eventually(lambda: redis.ask(*asked) != before)
-    assert redis.ask("EXISTS", "key") == 0
-    with pytest.raises(RedisError, match="OOM"):
-        redis.ask("SET", "key", "value")
+    eventually(lambda: client.config_get("maxmemory*") != before)
+    assert client.exists("key") == 0
+    with pytest.raises(redis.OutOfMemoryError):
+        client.set("key", "value")
     passes.set()
     during.join(20)
-    assert redis.ask(*asked) == before
-    assert redis.ask("SET", "key", "value") == b"OK"
-    redis.close()
+    assert client.config_get("maxmemory*") == before
+    assert client.set("key", "value") is True
+    client.close()
 
 
 def test_redis_loses_its_keys(running: RunningStack) -> None:
-    redis = redis_of(running)
-    redis.ask("SET", "key", "value")
+    client = redis_of(running)
+    client.set("key", "value")
     faults_of(running, command)["redis emptied"].happen()
-    assert redis.ask("EXISTS", "key") == 0
-    redis.close()
+    assert client.exists("key") == 0
+    client.close()
 
 
 def test_redis_is_cut_off_and_reached_again(
     running: RunningStack, passes: threading.Event, eventually: Eventually
 ) -> None:
-    redis, place = redis_of(running), Path(running.stack.service("redis").socket)
-    mine = redis.ask("CLIENT", "ID")
+    client, place = redis_of(running), Path(running.stack.service("redis").socket)
+    mine = client.client_id()
     during = begun(running, "redis cut off 10 s")
     eventually(lambda: not place.exists())
-    with pytest.raises(FileNotFoundError):
-        redis_of(running).ask("PING")
+    with pytest.raises(redis.ConnectionError):
+        redis_of(running).ping()
     passes.set()
     during.join(20)
     again = redis_of(running)
-    assert str(mine) not in ids(again.ask("CLIENT", "LIST"))
+    assert str(mine) not in [one["id"] for one in again.client_list()]
     again.close()
-
-
-def ids(clients: Any) -> list[str]:
-    return re.findall(r"(?m)^id=(\d+)", clients.decode())
 
 
 class TestAFullDisk:

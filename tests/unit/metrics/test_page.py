@@ -151,13 +151,28 @@ class TestParsed:
 
     @pytest.mark.parametrize(
         "line",
-        ["a", "a one", 'a{x="1"', 'a{x="1" 2', "a{x=1} 2", '{x="1"} 2', "<html> 2 3", "a 1 2 3"],
+        [
+            "a",
+            "a one",
+            'a{x="1"',
+            'a{x="1" 2',
+            "a{x=1} 2",
+            '{x="1"} 2',
+            "<html> 2 3",
+            "a 1 2 3",
+            'a{x="1"} 1 2 3',
+            'a b{x="1"} 2',
+            'a\x1b[2J{x="1"} 2',
+            'a{x="1"} 2 b{x="1"} 2',
+            "a 10 00.0",
+            "NaN",
+        ],
     )
     def test_other_text_is_refused(self, line: str) -> None:
         with pytest.raises(ValueError, match=r"a sample|a label|to float"):
             parsed_page(f"ok 1\n{line}\n")
 
-    def test_parsing_agrees_with_the_prometheus_client(self) -> None:
+    def test_parsing_agrees_with_what_the_prometheus_client_counts(self) -> None:
         registry = CollectorRegistry()
         histogram = Histogram("latency", "A \\ and\nb.", ["path"], registry=registry)
         info = Info("build", "Texts.", registry=registry)
@@ -197,11 +212,22 @@ def test_a_long_line_takes_time_in_proportion(line: str) -> None:
     assert time.thread_time() - began < 5
 
 
-def test_many_labels_take_time_in_proportion() -> None:
-    line = "a{" + 'b="c",' * 50_000 + " " * 1000 + "} 1"
+@pytest.mark.parametrize(
+    "labels",
+    [",".join(f'b{number}="c"' for number in range(5000)), 'b="' + '\\"' * 30_000 + '"'],
+    ids=["many", "escapes"],
+)
+def test_the_longest_lines_take_little_time(labels: str) -> None:
     began = time.thread_time()
-    assert parsed_page(line).total("a") == 1
+    assert parsed_page(f"a{{{labels}}} 1").total("a") == 1
     assert time.thread_time() - began < 5
+    with pytest.raises(ValueError, match="not a"):
+        parsed_page(f"a{{{labels},{' ' * 65_536}}} 1")
+
+
+def test_a_label_that_comes_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a"):
+        parsed_page('a{b="c",b="d"} 1')
 
 
 @pytest.mark.parametrize("value", ["NaN", "Inf", "+Inf", "-Inf"])

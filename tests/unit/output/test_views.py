@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.config.spec import StackSpec
+from deploy.document import as_document
 from deploy.metrics.engine import CacheCounters
 from deploy.metrics.store_stats import StoreStats
 from deploy.output.check_view import check_view
@@ -209,7 +210,7 @@ class TestStatus:
         assert "it died" in lines[at + 4]
         assert "cpu, lmcache-mp" in lines[at + 5]
         assert "c:2" in lines[at + 4]
-        shown = status.as_dict()["history"]
+        shown = as_document(status)["history"]
         assert [one["outcome"] for one in shown] == ["good", "failed", "good"]
 
     def test_a_single_plan_shows_no_history(self) -> None:
@@ -245,7 +246,7 @@ class TestStatus:
         status = replace(self.STATUS, services=(producer, service(), service(cache=None)))
         assert status.external_hit_rate == pytest.approx(0.999)
         assert StackStatus("demo", up=False).external_hit_rate == 0.0
-        assert set(status.as_dict()) >= {"healthy", "external_hit_rate", "services", "store"}
+        assert set(as_document(status)) >= {"healthy", "external_hit_rate", "services", "store"}
 
 
 class TestSwap:
@@ -284,9 +285,9 @@ class TestSwap:
         assert "rollback" not in text
 
     def test_swap_data_is_plain_json(self) -> None:
-        data = self.DONE.as_dict()
+        data = as_document(self.DONE)
         assert json.loads(json.dumps(data))["check"]["passed"] is True
-        assert replace(self.DONE, check=None).as_dict()["check"] is None
+        assert as_document(replace(self.DONE, check=None))["check"] is None
 
 
 class TestImages:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.runtime import engine_api
+from deploy.runtime import http_client
 from deploy.runtime.engine_api import ApiError, CacheCounters, EngineApi, TimedOut
 from tests.hostile_redis import Hostile, hostile
 
@@ -290,7 +290,7 @@ def test_the_environments_proxies_are_not_used(
 def test_an_answer_without_end(
     engine: Engine, api: EngineApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_api, "_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(http_client, "_ANSWER_BYTES", 1 << 20)
     engine.answer("/tokenize", "1" * (1 << 21))
     with pytest.raises(ApiError, match="more than 1 MiB"):
         api.tokenize("m", "x")

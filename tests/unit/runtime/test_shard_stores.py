@@ -13,8 +13,9 @@ import redis
 
 from bench.redis_server import HOST, RedisServer, program
 from deploy.runtime.compose.container_store import ContainerStore
+from deploy.runtime.redis_client import open_store
 from deploy.runtime.secrets import Secret
-from deploy.runtime.store import Store, open_shards, open_store
+from deploy.runtime.store import Store, open_shards
 
 PASSWORD = "open-sesame"
 MARK = "@pdkit%check-0a1b"

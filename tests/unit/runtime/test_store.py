@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
 from bench.redis_server import HOST, RedisServer
-from deploy.runtime import store as store_module
 from deploy.runtime.compose.container_store import _FIND
-from deploy.runtime.redis_socket import RedisSocket
+from deploy.runtime.redis_client import SocketStore, open_store
 from deploy.runtime.secrets import Secret
-from deploy.runtime.store import SocketStore, Store, open_shards, open_store
+from deploy.runtime.store import Store, open_shards
 
 PASSWORD = "open sesame"
 
@@ -191,73 +189,3 @@ def test_a_redis_that_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> 
         with open_store(path, None) as store:
             assert store.ping() is False
         assert time.monotonic() - began < 3 * 2.0
-
-
-def test_a_reading_ends_with_the_first_question_that_has_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def refuse(_: RedisSocket, *words: str) -> None:
-        asked.append(words)
-        raise TimeoutError
-
-    monkeypatch.setattr(RedisSocket, "ask", refuse)
-    with open_store(str(tmp_path / "sock"), None) as store:
-        assert store.stats() is None
-    assert asked == [("INFO",)]
-
-
-class TestAServerThatIsNoRedis:
-    """It speaks the protocol, and says what Redis does not."""
-
-    @pytest.fixture
-    def other(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object], SocketStore]]:
-        with open_store("nowhere", None) as store:
-
-            def saying(answer: object) -> SocketStore:
-                monkeypatch.setattr(RedisSocket, "ask", lambda *_: answer)
-                return store
-
-            yield saying
-
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            None, b"x", [], [b"0"], [b"x", [b"k"]], [b"9" * 5000, []], [5, 5], [b"0", [5]],
-            [b"0", [None]], [b"0", None], [b"0", [], []], b"used_memory:x\r\nmaxmemory:1\r\n",
-            b"\xff",
-        ],
-    )  # fmt: skip
-    def test_invalid_answers_are_no_stats(
-        self, other: Callable[[object], SocketStore], answer: object
-    ) -> None:
-        store = other(answer)
-        assert store.ping() is False
-        assert store.stats() is None
-        assert store.marked_keys(MARK) is None
-        assert store.unlink([b"k"]) is None
-
-    def test_a_number_is_how_many_were_removed(
-        self, other: Callable[[object], SocketStore]
-    ) -> None:
-        store = other(3)
-        assert store.unlink([b"k"]) == 3
-        assert store.stats() is None
-        assert store.marked_keys(MARK) is None
-
-    def test_keys_without_end(
-        self, other: Callable[[object], SocketStore], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(store_module, "_MOST_MARKED", 1000)
-        made = other(None)
-        numbers = count()
-        monkeypatch.setattr(RedisSocket, "ask", lambda *_: [b"1", [b"%d" % next(numbers)]])
-        assert made.marked_keys(MARK) is None
-        assert next(numbers) == 1001
-
-    def test_pages_without_end(
-        self, other: Callable[[object], SocketStore], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(store_module, "_SCAN_S", 0.0)
-        assert other([b"1", []]).marked_keys(MARK) is None

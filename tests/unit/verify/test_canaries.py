@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from deploy.document import as_document
 from deploy.output.check_view import canaries_line
 from deploy.verify.canaries import (
     EXPIRES_S,
@@ -136,7 +137,7 @@ class TestSaid:
     def test_json_has_no_infinity(self) -> None:
         found = canaries(look(THEN, MIXED))
         assert math.isinf(found.looks[0].max_logprob_diff or 0)
-        data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+        data = json.loads(json.dumps(as_document(found), allow_nan=False))
         assert data["looks"][0]["max_logprob_diff"] is None
         assert (data["same"], data["evicted"]) == (0, 0)
 

@@ -22,6 +22,7 @@ import redis
 from bench.redis_server import HOST, RedisServer
 from deploy.config.spec import StackSpec
 from deploy.doctor.finding import Finding
+from deploy.document import as_document
 from deploy.errors import (
     ConfigError,
     DockerUnavailable,
@@ -75,7 +76,7 @@ def test_a_healthy_machine_has_no_failures(lab: Lab) -> None:
     assert lab.pids() == []
     assert not lab.home.stack("pdkit").root.exists()
     assert "nothing blocks" in doctor_view(found)
-    assert json.loads(json.dumps(found.as_dict()))["findings"][0]["id"] == "ports.free"
+    assert json.loads(json.dumps(as_document(found)))["findings"][0]["id"] == "ports.free"
 
 
 def test_a_second_look_tries_nothing_again(lab: Lab) -> None:

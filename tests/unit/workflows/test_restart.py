@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from deploy import __version__
+from deploy.document import as_document
 from deploy.errors import StackUnhealthy, StateError
 from deploy.output.views import status_view
 from deploy.runtime.drains import drained_engines
@@ -244,7 +245,7 @@ class TestDrain:
         assert [name for name, is_drained in shown.items() if is_drained] == ["consumer-0"]
         assert "ready, drained by deploy drain" in status_view(found)
         assert "consumer-0 gets no new requests" in status_view(found)
-        assert found.as_dict()["events"][-1]["kind"] == "drained"
+        assert as_document(found)["events"][-1]["kind"] == "drained"
         undrain(stack.home, "pdkit", "consumer-0")
         undrain(stack.home, "pdkit", "consumer-0")
         assert events(stack)[noted:] == [("consumer-0", "drained"), ("consumer-0", "undrained")]

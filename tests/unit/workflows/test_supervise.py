@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from deploy.config.spec import StackSpec
+from deploy.document import as_document
 from deploy.errors import MachineError, NotEnoughMemory, PortTaken
 from deploy.metrics.page import MetricsPage, parsed_page
 from deploy.output.views import status_view
@@ -443,7 +444,7 @@ def test_status_shows_events_and_that_nobody_watches(
     eventually(lambda: watched.events() == ["died", "back"])
     watched.end()
     found = stack_status(watched.lab.home, "pdkit")
-    assert [event["kind"] for event in found.as_dict()["events"]] == ["died", "back"]
+    assert [event["kind"] for event in as_document(found)["events"]] == ["died", "back"]
     assert "supervisor does not run" in found.warnings[0]
     text = status_view(found)
     assert "router died; started again now" in text

@@ -19,6 +19,7 @@ import httpx
 import pytest
 import redis
 
+from deploy.document import as_document
 from deploy.errors import (
     ConfigError,
     Interrupted,
@@ -138,7 +139,7 @@ def test_a_swap_to_another_vendor_and_back_keeps_redis_and_router(up: Lab) -> No
     assert 0 < result.down_s <= result.seconds
     assert result.check is not None
     assert result.check.passed
-    assert json.loads(json.dumps(result.as_dict()))["check"]["passed"] is True
+    assert json.loads(json.dumps(as_document(result)))["check"]["passed"] is True
     serves(up, "cuda")
     after = pids(up)
     assert {name for name in after if after[name] != before[name]} == ENGINES

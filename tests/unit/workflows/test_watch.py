@@ -104,7 +104,7 @@ def test_a_watch_shows_redis(lab: Lab, eventually: Callable[..., None]) -> None:
     lab.up(spec)
     assert ("redis_restarted", "redis") in told(watch.frame())
     with store_of(running) as store:
-        store._shards[0]._redis.ask("FLUSHALL")  # type: ignore[attr-defined]
+        store._shards[0]._client.flushall()  # type: ignore[attr-defined]
     assert ("redis_flushed", "redis") in told(watch.frame())
 
 
@@ -125,7 +125,7 @@ def test_each_page_is_read_once(served: Lab, monkeypatch: pytest.MonkeyPatch) ->
     real = EngineApi.metrics
 
     def metrics(api: EngineApi) -> Any:
-        asked.append(str(api._client.base_url))
+        asked.append(str(api._url))
         return real(api)
 
     monkeypatch.setattr(EngineApi, "metrics", metrics)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from deploy.runtime import http_get
+from deploy.runtime import http_client
 from deploy.runtime.compose import api as api_module
 from deploy.runtime.compose import docker as docker_module
 
@@ -101,7 +101,7 @@ class FakeDocker:
     def ask(
         self, method: str, url: str, path: str, *, body: bytes | None = None, **_: Any
     ) -> tuple[int, bytes]:
-        """Answer a request, in place of `http_get.ask`."""
+        """Answer a request, in place of `http_client.ask`."""
         assert url == "unix:///fake"
         parts = urlsplit(path)
         kind, _, rest = parts.path.lstrip("/").partition("/")
@@ -148,7 +148,7 @@ class FakeDocker:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     """An engine that answers, in place of any that is here."""
     fake = FakeDocker()
-    monkeypatch.setattr(http_get, "ask", fake.ask)
+    monkeypatch.setattr(http_client, "ask", fake.ask)
     for module in (docker_module, api_module):
         monkeypatch.setattr(module, "answering_engine", lambda: "unix:///fake")
     return fake

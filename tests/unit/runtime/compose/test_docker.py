@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import DockerUnavailable, MachineError
-from deploy.runtime import http_get
+from deploy.runtime import http_client
 from deploy.runtime.compose import docker as docker_module
 from deploy.runtime.compose.docker import (
     answering_engine,
@@ -20,7 +20,7 @@ from deploy.runtime.compose.docker import (
     require_compose,
     run_docker,
 )
-from deploy.runtime.http_get import Page
+from deploy.runtime.http_client import Page
 from deploy.runtime.observe import code_of_image
 from tests.unit.docker_stand_in import hanging_engine
 
@@ -221,7 +221,7 @@ class TestEngine:
         monkeypatch.setenv("DOCKER_HOST", host)
         monkeypatch.setattr(docker_module, "_engine_address", lambda: host or "unix:///var/s")
         monkeypatch.setattr(Path, "exists", lambda _: True)
-        monkeypatch.setattr(http_get, "get", refuse)
+        monkeypatch.setattr(http_client, "get", refuse)
         answering_engine.cache_clear()
         with pytest.raises(DockerUnavailable) as caught:
             answering_engine()
@@ -294,7 +294,7 @@ class TestEngine:
     def test_info_is_read_without_the_slow_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(docker_module, "answering_engine", lambda: "unix:///s")
         monkeypatch.setitem(sys.modules, "docker", None)
-        monkeypatch.setattr(http_get, "get", lambda *_, **__: Page(200, '{"Runtimes": {}}'))
+        monkeypatch.setattr(http_client, "get", lambda *_, **__: Page(200, '{"Runtimes": {}}'))
         assert docker_info() == {"Runtimes": {}}
 
     @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ class TestEngine:
         self, monkeypatch: pytest.MonkeyPatch, page: Page, why: str
     ) -> None:
         monkeypatch.setattr(docker_module, "answering_engine", lambda: "unix:///s")
-        monkeypatch.setattr(http_get, "get", lambda *_, **__: page)
+        monkeypatch.setattr(http_client, "get", lambda *_, **__: page)
         with pytest.raises(DockerUnavailable, match=f"docker info failed .*{why}"):
             docker_info()
 
