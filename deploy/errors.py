@@ -78,6 +78,7 @@ class PdkitError(Exception):
         reason: the message without the name of that setting.
         retry: changes to the stack options, each of which fixes it. The hint names them; the
             boundary applies them to the command that was typed.
+        gives: what each of `retry` was found to give; empty if that is unknown.
         otherwise: the rest of the hint.
     """
 
@@ -108,9 +109,17 @@ class PdkitError(Exception):
         super().__init__(self.message)
         self.details = details
         self.retry = retry
+        self.gives: tuple[str, ...] = ()
         self.otherwise = hint
         self.note = note
         self.hint = self.hint_for("plan")
+
+    def with_retry(self, retry: tuple[Changes, ...], gives: tuple[str, ...]) -> PdkitError:
+        """Return the same error with other changes, and what each of them gives."""
+        error = type(self)(self.words, details=self.details, retry=retry)
+        error.setting, error.reason, error.gives = self.setting, self.reason, gives
+        error.hint = error.hint_for("plan")
+        return error
 
     def name_origins(self, origins: Mapping[str, str]) -> None:
         """Name settings the way the user set them: setting → '--tp', 'PDKIT_TP' or a file."""
@@ -124,6 +133,9 @@ class PdkitError(Exception):
 
     def hint_by(self, commands: list[str]) -> str:
         """Return the hint with these commands for `retry`."""
+        if self.gives:
+            pairs = zip(commands, self.gives, strict=True)
+            commands = [f"{command} ({gives})" for command, gives in pairs]
         noted = [", or ".join(commands) + (f", {self.note}" if self.note else "")]
         return ", or ".join(filter(None, [*noted, self.otherwise]))
 

@@ -176,7 +176,11 @@ class RouterSpec(Strict):
 class TimeoutSpec(Strict):
     """Deadlines, in seconds."""
 
-    ready_s: Seconds = Field(600.0, description="how long an engine may take to become ready")
+    ready_s: Seconds | None = Field(
+        None,
+        description="how long an engine may take to become ready; default: 600, and more for "
+        "weights of more than 100 GB",
+    )
     stop_s: Seconds = Field(15.0, description="time from SIGTERM to SIGKILL")
     hung_s: Seconds = Field(
         120.0,

@@ -106,6 +106,14 @@ def weights_in(folder: Path, load_format: str = "auto") -> ChosenWeights:
 def indexed_files(index: Path) -> Collection[str]:
     """Return the files that an index names; none if it cannot be understood."""
     try:
-        return {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return indexed_in(index.read_bytes())
+    except OSError:
+        return ()
+
+
+def indexed_in(content: bytes) -> Collection[str]:
+    """Return the files that the content of an index names; none if it cannot be understood."""
+    try:
+        return {str(name) for name in json.loads(content)["weight_map"].values()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()

@@ -54,14 +54,23 @@ class EnginePlan:
 
 
 def engine_memory_mib(
-    spec: SettledSpec, vendor: Vendor, space: KvSpace, limits: TransferLimits | None
+    spec: SettledSpec,
+    vendor: Vendor,
+    space: KvSpace,
+    limits: TransferLimits | None,
+    weight_bytes: int,
 ) -> int:
-    """Return the host memory of an engine; without limits it has no staging memory."""
+    """Return the host memory of an engine; without limits it has no staging memory.
+
+    Args:
+        weight_bytes: of the model's weights, all ranks together, as an engine on CPUs holds them.
+    """
     if spec.connector == MP:
         limits = None  # LMCache's server takes KV from where it is
     in_host = 0 if vendor.has_gpus else (space.told_bytes or 0) // MIB
+    weights_mib = 0 if vendor.has_gpus else weight_bytes // MIB
     staging_mib = round(limits.ranks * limits.staging_gib * 1024) if limits else 0
-    return spec.tp * (vendor.engine_base_mib + in_host) + staging_mib
+    return weights_mib + spec.tp * (vendor.engine_base_mib + in_host) + staging_mib
 
 
 def plan_engines(

@@ -49,6 +49,11 @@ def chosen_dtype(spec: SettledSpec, vendor: Vendor, inventory: Inventory) -> str
     return spec.engine.dtype or ("float32" if slow else "bfloat16")
 
 
+def loaded_bytes(weight_bytes: int, dtype: str) -> int:
+    """Return the memory of weights that are computed in `dtype`; files have two bytes a number."""
+    return weight_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES["bfloat16"]
+
+
 def bytes_per_token(dtype: str, shape: ModelShape | None) -> int | None:
     """Return the KV of one token over all layers of one replica, in bytes."""
     return shape.kv_bytes_per_token(DTYPE_BYTES[dtype]) if shape else None
@@ -80,7 +85,7 @@ def kv_space(
     if a_token is None or room is None:
         return KvSpace(told, None)
     # Each rank holds its part of the KV heads, or a copy if there are fewer heads than ranks.
-    parts = model.shape.kv_parts(spec.tp) if model.shape and vendor.has_gpus else 1
+    parts = model.shape.kv_parts(spec.tp) if model.shape else 1
     # vLLM keeps one block for itself.
     spare = block_size * a_token // parts
     tokens = room * parts // a_token

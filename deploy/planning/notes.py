@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deploy.config.runtimes import RUNTIMES
+from deploy.errors import options_text
 from deploy.planning.inventory import Inventory
-from deploy.planning.plan import Plan
+from deploy.planning.plan import Plan, plan_as_asked
 from deploy.planning.rates import rate_note
 from deploy.planning.topology import Topology
+from deploy.planning.ways_out import longer_context
 
 NO_GPU_FOUND = "no GPU found: using CPUs"
 _SMALL_STORE_MIB = 1024
@@ -22,6 +24,7 @@ def plan_notes(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *(line for line in inventory.seen if line.startswith("assumed")),
         *_slow_dtype(plan),
         *_unknown_model(plan),
+        *_short_context(plan, inventory),
         *_small_store(plan),
         *_too_big(plan, inventory),
         *_low_limit(plan),
@@ -84,6 +87,20 @@ def _unknown_model(plan: Plan) -> list[str]:
         ways.append("redis.memory_gib sets Redis's size")
     line = f"config.json of {model.served_name} {why}: KV size and context are unknown{store}"
     return ["; ".join((line, *ways))]
+
+
+def _short_context(plan: Plan, inventory: Inventory) -> list[str]:
+    shape, length = plan.model.shape, plan.max_model_len
+    most = shape.max_positions if shape else None
+    if plan.spec.engine.max_model_len or not most or not length or 2 * length >= most:
+        return []
+    line = f"context: {length:,} of the model's {most:,} tokens, as no more KV fits"
+    if not plan.vendor.has_gpus:
+        return [f"{line}; engine.kv_cache_gib sets the memory for it"]
+    way = longer_context(plan, inventory, lambda spec, on: plan_as_asked(spec, plan.model, on))
+    if way is None:
+        return [line]
+    return [f"{line}; with {options_text(way.changes)}: {way.plan.max_model_len:,}"]
 
 
 def _small_store(plan: Plan) -> list[str]:

@@ -9,6 +9,7 @@ from deploy.config.model import Model
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor, vendor_named
+from deploy.errors import PdkitError
 from deploy.planning.address import host_port
 from deploy.planning.checks import check_engine_settings, check_kind, check_spec
 from deploy.planning.engines import (
@@ -28,11 +29,17 @@ from deploy.planning.memory import (
     bytes_per_token,
     chosen_dtype,
     kv_space,
+    loaded_bytes,
     max_model_len,
     store_mib,
 )
 from deploy.planning.redis import RedisPlan, redis_shards, shard_count
 from deploy.planning.topology import Topology
+from deploy.planning.ways_out import with_ways_out
+
+_READY_S = 600.0
+_START_S = 200.0  # beside the reading of the weights
+_SLOW_DISK = 250e6  # bytes per second, as of a network disk
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,12 @@ class Plan:
     def all_engines(self) -> tuple[EnginePlan, ...]:
         """The engines of this host, and those of others that its router uses."""
         return (*self.engines, *self.remote)
+
+    @property
+    def ready_s(self) -> float:
+        """How long an engine may take to become ready."""
+        weights = self.model.weight_bytes or 0
+        return self.spec.timeouts.ready_s or max(_READY_S, _START_S + weights / _SLOW_DISK)
 
     @property
     def has_router(self) -> bool:
@@ -228,8 +241,23 @@ def make_plan(
 
     Raises:
         ConfigError: two settings contradict each other; names both.
-        MissingGpus, NotEnoughMemory: the machine has too little.
+        MissingGpus, NotEnoughMemory: the machine has too little. Splits that are suggested were
+            planned and fit.
     """
+
+    def planned(changed: SettledSpec, machine: Inventory) -> Plan:
+        return plan_as_asked(changed, model, machine, restored=restored)
+
+    try:
+        return planned(spec, inventory)
+    except PdkitError as exc:
+        raise with_ways_out(exc, spec, inventory, planned) from exc
+
+
+def plan_as_asked(
+    spec: SettledSpec, model: Model, inventory: Inventory, *, restored: bool = False
+) -> Plan:
+    """Return the same plan; errors suggest what nobody has planned yet."""
     vendor = vendor_named(spec.vendor)
     need = gpu_need(spec, vendor, inventory)
     topology = need.topology
@@ -247,7 +275,13 @@ def make_plan(
     limits = redis_limits(
         spec, model.shape, dtype, inventory, engines=topology.engines, prompt=length
     )
-    memory_mib = engine_memory_mib(spec, vendor, space, limits if topology.redis else None)
+    memory_mib = engine_memory_mib(
+        spec,
+        vendor,
+        space,
+        limits if topology.redis else None,
+        loaded_bytes(model.weight_bytes or 0, dtype),
+    )
     engines = plan_engines(spec, vendor, topology, inventory, gpus, memory_mib)
     tier = store_mib(space, inventory, producers=topology.storing, a_token=a_token, context=length)
     used_gpus = len({gpu for own in gpus for gpu in own})

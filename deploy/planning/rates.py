@@ -6,15 +6,17 @@ Loading KV pays only if Redis delivers it faster than a GPU computes it.
 from __future__ import annotations
 
 import math
+import re
 
 from deploy.config.spec import MAX_SHARDS
 from deploy.planning.inventory import Gpu
 from deploy.planning.memory import DTYPE_BYTES
 from deploy.planning.plan import Plan
 
-# TFLOP/s of one GPU in dense bfloat16, by the vendor's data sheet. The key is a part of the GPU's
-# name; the first that fits counts.
+# TFLOP/s of one GPU in dense bfloat16, by the vendor's data sheet. The key is one or more words
+# of the GPU's name; the first that fits counts.
 _TFLOPS = (
+    ("GB200", 2500),
     ("B200", 2250),
     ("H200", 989),
     ("H100 PCIe", 756),
@@ -75,4 +77,9 @@ def rate_note(plan: Plan, machines: int = 1) -> list[str]:
 
 
 def _tflops(gpu: Gpu) -> int | None:
-    return next((tflops for name, tflops in _TFLOPS if name.lower() in gpu.name.lower()), None)
+    return next((tflops for name, tflops in _TFLOPS if _is_named(gpu, name)), None)
+
+
+def _is_named(gpu: Gpu, words: str) -> bool:
+    """Tell whether a GPU's name has these words, and not as a part of longer ones: A1000."""
+    return re.search(rf"\b{re.escape(words)}\b", gpu.name, re.IGNORECASE) is not None

@@ -73,7 +73,7 @@ def kv_server_service(
         port=0,
         socket=pages.path,
         health=HealthCheck("http", "/healthcheck"),
-        ready_s=plan.spec.timeouts.ready_s,
+        ready_s=plan.ready_s,
         env={
             "PYTHONPATH": layout.connector_dir,
             "LMCACHE_TRACK_USAGE": "false",

@@ -48,7 +48,7 @@ def _prometheus(plan: Plan, layout: Layout) -> Service:
         host=LOOPBACK,
         port=plan.prometheus_port,
         health=HealthCheck("http", "/-/ready"),
-        ready_s=min(_PROMETHEUS_READY_S, plan.spec.timeouts.ready_s),
+        ready_s=min(_PROMETHEUS_READY_S, plan.ready_s),
         files=(
             ConfigFile(place.path, prometheus_config(plan, layout), place.target),
             ConfigFile(limits.path, latency_limits(plan), limits.target),
@@ -129,7 +129,7 @@ def _grafana(plan: Plan, layout: Layout) -> Service:
         host=LOOPBACK,
         port=plan.grafana_port,
         health=HealthCheck("http", "/api/health"),
-        ready_s=min(_GRAFANA_READY_S, plan.spec.timeouts.ready_s),
+        ready_s=min(_GRAFANA_READY_S, plan.ready_s),
         # Its provisioning files name two of these. A proxy that Docker gives to containers knows
         # no Prometheus of ours.
         env={

@@ -82,7 +82,7 @@ def check_cluster(
 def _await_stack(
     exported: ExportedStack, secrets: dict[str, Secret], report: Report, look_up: LookUp
 ) -> ClusterStack:
-    within_s = exported.prepared.spec.timeouts.ready_s
+    within_s = exported.prepared.plan.ready_s
     deadline, told = time.monotonic() + within_s, ""
     while True:
         running = _found(exported, secrets, look_up)

@@ -71,6 +71,7 @@ class Export:
         secrets: names of the keys that the Secret must have.
         images: images that nodes must be able to pull.
         notes: what was assumed.
+        ready_s: how long the engines may take to become ready.
     """
 
     namespace: str
@@ -80,6 +81,7 @@ class Export:
     secrets: tuple[str, ...]
     images: tuple[str, ...]
     notes: tuple[str, ...]
+    ready_s: float
 
 
 def export(
@@ -133,6 +135,7 @@ def export(
             for vendor, plan in plans.items()
             for note in _notes(plan, machines[vendor], inventory is None, wanted)
         ),
+        max(plan.ready_s for plan in plans.values()),
     )
 
 

@@ -90,7 +90,7 @@ def next_commands(made: Export, spec: StackSpec, folder: Path) -> list[str]:
     there, vendors = shlex.quote(str(folder)), list(made.pods)
     vendor = vendors[0] if len(vendors) == 1 else "VENDOR"
     engines = [name for name in made.pods[vendors[0]] if name not in ("redis", "router")]
-    patience = f"{spec.timeouts.ready_s:g}s"
+    patience = f"{made.ready_s:g}s"
     return [
         f"kubectl apply -f {there}/base/namespace.yaml",
         f"{kubectl} create secret generic {SECRET}"

@@ -14,9 +14,15 @@ from deploy.doctor.hub import refused
 from deploy.doctor.observed import HubSeen
 from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
-from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address
+from deploy.runtime.hub import (
+    HubConfig,
+    HubError,
+    fetch_config,
+    fetch_weight_bytes,
+    hub_address,
+)
 from deploy.runtime.weights import WantedModel, fetch, give_to
-from deploy.workflows.prepare import OTHER_CACHES, Prepared, Report, find_model
+from deploy.workflows.prepare import OTHER_CACHES, Prepared, Report, find_model, prepare
 from deploy.workflows.user_files import hub_token, provide_caches
 
 _UNKNOWN = (
@@ -29,8 +35,8 @@ def described_model(
 ) -> Model | None:
     """Return the model by the hub's config.json; None if this machine has it, or the hub fails.
 
-    With the commit that the hub names, to which engines are then held: whatever they fetch is what
-    was planned for.
+    With the size of its weights, and the commit that the hub names, to which engines are then
+    held: whatever they fetch is what was planned for.
 
     Raises:
         ConfigError: the model can be none, or the named file holds no token.
@@ -53,8 +59,28 @@ def described_model(
             raise MissingModel(verdict.message, hint=verdict.fix) from exc
         report(f"config.json of {model.ref} could not be fetched ({exc}): {_UNKNOWN}")
         return None
-    report(f"config.json of {model.ref} fetched from {hub_of(spec)}")
+    described, trouble = _with_size(described, spec)
+    size = described.weight_bytes
+    known = (
+        f"{size / 1e9:.1f} GB of weights" if size else f"size of its weights unknown ({trouble})"
+    )
+    report(f"config.json of {model.ref} fetched from {hub_of(spec)}: {known}")
     return described
+
+
+def _with_size(model: Model, spec: StackSpec) -> tuple[Model, str]:
+    """Return the model with the size of its weights, or why that is unknown."""
+    try:
+        size = fetch_weight_bytes(
+            hub_of(spec),
+            model.ref,
+            model.version or _revision(spec.engine.args),
+            hub_token(spec),
+            _named(spec.engine.args, "--load-format") or "auto",
+        )
+    except HubError as exc:
+        return model, str(exc)
+    return replace(model, weight_bytes=size), ""
 
 
 def ask_about_model(
@@ -76,25 +102,27 @@ def ask_about_model(
         return None, replace(asked, asked=False)
     try:
         answer = ask_hub(spec, model)
-        return with_config(model, answer.config, answer.commit), asked
+        return _with_size(with_config(model, answer.config, answer.commit), spec)[0], asked
     except HubError as exc:
         return None, replace(asked, trouble=str(exc), refused=exc.refused)
     except ConfigError as exc:
         return None, replace(asked, trouble=exc.message)
 
 
-def fetch_weights(prepared: Prepared, report: Report) -> Prepared:
+def fetch_weights(prepared: Prepared, home: Home, report: Report) -> Prepared:
     """Fetch a hub's model before engines start, so that their deadline is for loading it alone.
 
     Returns the plan, which holds engines to the commit that is here now: a branch may move, and
-    whoever starts next would get other weights and the KV of these.
+    whoever starts next would get other weights and the KV of these. If the hub did not say how
+    large the model is, it is planned again with what was fetched.
 
     Raises:
         MissingModel: the hub does not give all of it.
+        ConfigError, NotEnoughMemory: what was fetched cannot run here.
     """
     spec, wanted = prepared.spec, _wanted(prepared)
     if wanted is None or wanted.is_here() or not may_ask(spec):
-        return _held_to_commit(prepared, wanted)
+        return _with_fetched(prepared, wanted, home, report)
     provide_caches(prepared)
     report(f"fetching {wanted.model} from {hub_of(spec)} into {wanted.cache}")
     try:
@@ -106,14 +134,26 @@ def fetch_weights(prepared: Prepared, report: Report) -> Prepared:
         ) from exc
     if os.getuid() == 0 and not RUNTIMES[prepared.plan.runtime].as_user:
         give_to(wanted, *prepared.facts.software.owner)
-    return _held_to_commit(prepared, wanted)
+    return _with_fetched(prepared, wanted, home, report)
 
 
-def _held_to_commit(prepared: Prepared, wanted: WantedModel | None) -> Prepared:
-    """Return the same plan, with the commit of the downloaded model if it was unknown before."""
-    if wanted is None or prepared.model.version or not wanted.snapshot.is_dir():
+def _with_fetched(
+    prepared: Prepared, wanted: WantedModel | None, home: Home, report: Report
+) -> Prepared:
+    """Return the plan with what was unknown of the model before it was fetched."""
+    model = prepared.model
+    if wanted is None or not wanted.snapshot.is_dir():
         return prepared
-    model = replace(prepared.model, version=wanted.snapshot.name)
+    if model.shape is None or model.weight_bytes is None:
+        facts = prepared.facts
+        found = find_model(prepared.spec, home, facts.vendor, runtime=facts.runtime)
+        if found.version and (found.shape, found.weight_bytes) != (model.shape, model.weight_bytes):
+            report(f"{model.ref} is planned again with its files")
+            again = prepare(prepared.spec, home, facts, model=found)
+            return replace(again, layout=prepared.layout)
+    if model.version:
+        return prepared
+    model = replace(model, version=wanted.snapshot.name)
     return replace(prepared, model=model, plan=replace(prepared.plan, model=model))
 
 

@@ -208,7 +208,7 @@ def _claimed(
         start.save(start.state)
     with start.undone_on((BaseException,)):
         start.prepared = provided(planned, home, report)
-        start.prepared = fetch_weights(start.prepared, report)
+        start.prepared = fetch_weights(start.prepared, home, report)
         start.save(_first_state(start.prepared, before))
     return start
 

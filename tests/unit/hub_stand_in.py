@@ -28,6 +28,7 @@ class Hub:
         asked: (path, Authorization) of each request.
         files: of a whole model, beside the body; with them it answers as the hub's client asks.
         cut: a file of which half is sent before the connection ends.
+        sizes: sizes that the hub gives for files, such as of weights that no test can hold.
     """
 
     address: str = ""
@@ -37,6 +38,7 @@ class Hub:
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     cut: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def listing(self, path: str) -> bytes:
         """Return what the hub tells of the model: itself, or its tree of files."""
@@ -47,7 +49,10 @@ class Hub:
         model = {
             "id": "owner/70b",
             "sha": COMMIT,
-            "siblings": [{"rfilename": n} for n in self.files],
+            "siblings": [
+                {"rfilename": name, "size": self.sizes.get(name, len(content))}
+                for name, content in self.files.items()
+            ],
         }
         return json.dumps(tree if "/tree/" in path else model).encode()
 

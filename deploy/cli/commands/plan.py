@@ -86,8 +86,12 @@ def _prepare(
     *,
     probe: bool = True,
 ) -> Prepared:
-    """Return a plan to show; `auto_runtime` is what the runtime 'auto' selects."""
+    """Return a plan to show; `auto_runtime` is what the runtime 'auto' selects.
+
+    The hub is asked for a model that is not here. Without an answer, the notes say what is unknown.
+    """
     from deploy.workflows.facts import stated_facts
+    from deploy.workflows.hub import described_model
     from deploy.workflows.prepare import prepare
 
     machine = None
@@ -96,4 +100,5 @@ def _prepare(
 
         machine = read_inventory(inventory)
     facts = stated_facts(spec, machine, runtime=auto_runtime, probe=probe)
-    return prepare(spec, home, facts)
+    model = described_model(spec, home, facts.vendor, lambda _: None, runtime=facts.runtime)
+    return prepare(spec, home, facts, model=model)

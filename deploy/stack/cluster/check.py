@@ -124,7 +124,7 @@ def _job(stack: VendorStack, name: str, code: Sequence[CodeMap]) -> Object:
 
 def _limit_s(plan: Plan) -> int:
     """Return the seconds after which Kubernetes ends the Job."""
-    return math.ceil(plan.spec.timeouts.ready_s) + _REST_S + _A_PAIR_S * len(plan.pairs)
+    return math.ceil(plan.ready_s) + _REST_S + _A_PAIR_S * len(plan.pairs)
 
 
 def _pod(stack: VendorStack, name: str, code: Sequence[CodeMap]) -> Object:

@@ -29,7 +29,7 @@ def test_a_spec_has_the_documented_defaults(spec: Make) -> None:
     assert (asked.allow_untested, asked.gpu_access) == (False, "auto")
     assert asked.engine.gpu_memory == 0.9
     assert asked.engine.dtype is None, "settled by the plan"
-    assert (asked.timeouts.ready_s, asked.timeouts.stop_s) == (600.0, 15.0)
+    assert (asked.timeouts.ready_s, asked.timeouts.stop_s) == (None, 15.0)
 
 
 @pytest.mark.parametrize(

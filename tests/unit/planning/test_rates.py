@@ -83,3 +83,12 @@ def test_the_first_row_that_fits_is_taken() -> None:
     assert sorted(by_name, key=lambda name: by_name[name] or 0) == [
         "nvidia a100-sxm4-80gb", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("NVIDIA RTX A1000", False), ("NVIDIA A100-SXM4-80GB", True), ("NVIDIA GB200", True)],
+)
+def test_a_name_that_only_contains_a_known_one_is_unknown(name: str, known: bool) -> None:
+    plan, _ = noted(LLAMA_8B, name, gpus=2)
+    assert (computed_gb_s(plan) is not None) == known

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from deploy.connector.pdkit_connector.identity.model_files import is_offline
-from deploy.runtime.hub import HubError, fetch_config, hub_address
+from deploy.runtime.hub import HubError, fetch_config, fetch_weight_bytes, hub_address
 from tests.unit.hub_stand_in import COMMIT, LLAMA, Hub, open_hub
 
 
@@ -65,3 +66,42 @@ def test_the_hubs_variables_are_used() -> None:
         True, True, False, False,
     ]  # fmt: skip
     assert not is_offline({})
+
+
+SHARDS = {f"model-0000{n}-of-00002.safetensors": b"s" * n for n in (1, 2)}
+INDEX = {
+    "model.safetensors.index.json": json.dumps({"weight_map": dict(enumerate(SHARDS))}).encode()
+}
+MISTRAL = {"consolidated.safetensors": b"c" * 10}
+PICKLES = {"pytorch_model.bin": b"p" * 100}
+
+
+@pytest.mark.parametrize(
+    ("files", "load_format", "size"),
+    [
+        ({**SHARDS, **INDEX}, "auto", 3),
+        ({**SHARDS, **INDEX, "stray.safetensors": b"x", **PICKLES}, "auto", 3),
+        ({**SHARDS, **INDEX, **MISTRAL}, "auto", 10),
+        ({**SHARDS, **INDEX, **MISTRAL}, "hf", 3),
+        (PICKLES, "auto", 100),
+    ],
+    ids=["shards", "twice", "Mistral's", "Mistral's as shards", "pickles"],
+)
+def test_the_size_is_that_of_the_files_which_engines_load(
+    hub: Hub, files: dict[str, bytes], load_format: str, size: int
+) -> None:
+    hub.files = files
+    assert fetch_weight_bytes(hub.address, "owner/name", "v2", "hf_x", load_format) == size
+    assert hub.asked[0] == ("/api/models/owner/name/revision/v2?blobs=true", "Bearer hf_x")
+
+
+def test_sizes_that_the_hub_does_not_give_are_an_error(hub: Hub) -> None:
+    hub.files = {**SHARDS, **INDEX}
+    del hub.files["model-00001-of-00002.safetensors"]
+    with pytest.raises(HubError, match="no sizes"):
+        fetch_weight_bytes(hub.address, "owner/name", "main", None)
+    hub.files = {}
+    for body in (b"{}", b'{"siblings": [1]}', b'{"siblings": [{"rfilename": "a.safetensors"}]}'):
+        hub.body = body
+        with pytest.raises(HubError, match=r"no files|no sizes"):
+            fetch_weight_bytes(hub.address, "owner/name", "main", None)

@@ -53,7 +53,11 @@ def test_shape_and_commit_are_read_from_the_hub(hub: Hub, ask: Asked) -> None:
     assert model is not None and model.shape is not None
     assert (model.ref, model.source, model.version) == ("owner/70b", "hub", COMMIT)
     assert model.shape.kv_bytes_per_token(2) == A_TOKEN
-    assert ask.lines == [f"config.json of owner/70b fetched from {hub.address}"]
+    assert model.weight_bytes is None
+    assert ask.lines == [
+        f"config.json of owner/70b fetched from {hub.address}: size of its weights unknown "
+        f"({hub.address} lists no files of owner/70b)"
+    ]
 
 
 def test_the_model_is_the_same_after_its_download(
@@ -139,7 +143,7 @@ class TestInPlans:
         before = planned().stack.fingerprint()
         cached(tmp_path)
         assert planned().stack.fingerprint() == before
-        assert len(hub.asked) == 1
+        assert len(hub.asked) == 2, "config.json and the list of files"
 
     def test_a_plan_without_it_says_so(self, hub: Hub, planned: Callable[..., Prepared]) -> None:
         hub.status = 500
