@@ -36,7 +36,7 @@ from tests.fuzz.readers import http_pages, metrics_pages, osv_files, redis_answe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "router"))
 
-from pdkit_router.continuation import transcript
+from pdkit_router.resume import begin_transcript
 
 Fuzzer = Callable[[random.Random, int], Counter[str]]
 
@@ -291,7 +291,7 @@ def stream_events(rng: random.Random, rounds: int) -> Counter[str]:
     """
     seen: Counter[str] = Counter()
     for _ in range(rounds):
-        told = transcript("/v1/completions", {"prompt": "x", "stream": True}, others=True)
+        told = begin_transcript("/v1/completions", {"prompt": "x", "stream": True}, others=True)
         events = [rng.choice(_EVENTS) for _ in range(rng.randint(1, 4))]
         broken = rng.randrange(2)
         try:

@@ -18,9 +18,9 @@ import uvloop
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from pdkit_router import tracing
-from pdkit_router.engine_side import Connections, EngineLost
 from pdkit_router.request import Request
 from pdkit_router.tracing import Tracer
+from pdkit_router.upstream import Connections, EngineLost
 
 from tests.ports import unused_port
 from tests.unit.router import stand_in

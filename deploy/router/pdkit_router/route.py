@@ -1,4 +1,4 @@
-"""Prefill on a producer, then decode on a consumer; on another one if an engine is lost.
+"""Route a request: prefill on a producer, decode on a consumer; on another one if one is lost.
 
 Without producers, consumers stand for aggregated engines: each does both.
 """
@@ -6,22 +6,31 @@ Without producers, consumers stand for aggregated engines: each does both.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
-from pdkit_router.answers import TRACE, Events, Headers, Trace, pass_on, whole
-from pdkit_router.client_side import ClientResponse
-from pdkit_router.continuation import COMPLETIONS, Transcript
-from pdkit_router.engine_side import EngineLost, Exchange
-from pdkit_router.engines import Engine, Everyone, Group
-from pdkit_router.errors import Refused
-from pdkit_router.request import Request, Work, work
+from pdkit_router.request import PREFILL, Refused, Request, as_utf8, parsed
+from pdkit_router.resume import (
+    COMPLETIONS,
+    TRACE,
+    Events,
+    Headers,
+    Trace,
+    Transcript,
+    begin_transcript,
+    pass_on,
+    whole,
+)
+from pdkit_router.serve import ClientResponse
 from pdkit_router.tracing import Span, Tracer, step
+from pdkit_router.upstream import Engine, EngineLost, Exchange
 
 _log = logging.getLogger("router")
 
@@ -36,6 +45,221 @@ _LARGE_BYTES = 2**19  # a body that takes more than ten milliseconds to read
 _EVENTS, _JSON = "text/event-stream", "application/json"
 
 Use = Callable[[Engine, Exchange], Awaitable[None]]
+
+
+class Group:
+    """The engines of one role, which take turns.
+
+    Attributes:
+        wanted: the stack has such engines, even if none is there now.
+    """
+
+    def __init__(self, engines: Sequence[Engine], *, slips: bool = False) -> None:
+        """Begin each round one engine later if the group `slips`.
+
+        Consumers do: if both roles took turns in step, each producer would always meet the same
+        consumer.
+        """
+        self._all = tuple(engines)
+        self.wanted = bool(self._all)
+        self._slips = slips
+        self._chosen = 0
+
+    @property
+    def all(self) -> tuple[Engine, ...]:
+        """The engines, in the order in which they take turns."""
+        return self._all
+
+    def become(self, engines: Sequence[Engine]) -> None:
+        """Have other engines from now on."""
+        self._all = tuple(engines)
+
+    @property
+    def up(self) -> int:
+        """How many get requests and answer."""
+        return sum(engine.serves for engine in self.all)
+
+    def beginning(self, prompt: Any) -> Sequence[bytes]:  # noqa: ARG002
+        """Return an empty key: this choice ignores the prompt."""
+        return ()
+
+    def choose(
+        self,
+        without: Collection[Engine],
+        beginning: Sequence[bytes] = (),  # noqa: ARG002
+    ) -> Engine | None:
+        """Return the engine with the fewest requests among those that are there, None without any.
+
+        A silent one may only be slow, which is better than nothing.
+        """
+        count = len(self.all) or 1
+        first = (self._chosen + (self._chosen // count if self._slips else 0)) % count
+        self._chosen += 1
+        turns = (*self.all[first:], *self.all[:first])
+        left = [engine for engine in turns if engine not in without and not engine.drained]
+        up = [engine for engine in left if engine.state == "up"]
+        there = up or [engine for engine in left if engine.state == "silent"]
+        return min(there, key=lambda engine: engine.busy, default=None)
+
+
+class Everyone(Group):
+    """The engines of several groups."""
+
+    def __init__(self, *groups: Group) -> None:
+        super().__init__(())
+        self._groups = groups
+
+    @property
+    def all(self) -> tuple[Engine, ...]:
+        """The engines of all groups."""
+        return tuple(engine for group in self._groups for engine in group.all)
+
+
+_BLOCK_BYTES = 256
+_BLOCKS = 256  # of a prompt; the rest does not matter for where it goes
+_KNOWN = 2**17  # blocks that are remembered, of all prompts together
+# An engine may have this many requests more than the idlest one before others get its prompts.
+_AHEAD = 8
+
+
+class PrefixGroup(Group):
+    """A group that sends a prompt to the engine that served the longest beginning of it."""
+
+    def __init__(self, engines: Collection[Engine]) -> None:
+        super().__init__(tuple(engines))
+        self._served = OrderedDict[bytes, Engine]()
+
+    def beginning(self, prompt: Any) -> Sequence[bytes]:
+        """Return a name for each block of a prompt's beginning."""
+        return tuple(_blocks(prompt))
+
+    def choose(self, without: Collection[Engine], beginning: Sequence[bytes] = ()) -> Engine | None:
+        """Return the engine that served the longest beginning, unless it is much busier."""
+        idlest = super().choose(without)
+        if idlest is None:
+            return None
+        known = (self._served.get(block) for block in reversed(beginning))
+        holder = next((engine for engine in known if engine is not None), idlest)
+        fits = holder not in without and holder.state == idlest.state and not holder.drained
+        chosen = holder if fits and holder.busy <= idlest.busy + _AHEAD else idlest
+        self._note(beginning, chosen)
+        return chosen
+
+    def _note(self, blocks: Sequence[bytes], engine: Engine) -> None:
+        for block in blocks:
+            self._served[block] = engine
+            self._served.move_to_end(block)
+        while len(self._served) > _KNOWN:
+            self._served.popitem(last=False)
+
+
+def _blocks(prompt: Any) -> Iterator[bytes]:
+    """Yield a name for each whole block at the start of a prompt, made from all text up to its end.
+
+    `prompt` is text, token ids or messages.
+    """
+    end = _BLOCKS * _BLOCK_BYTES
+    if isinstance(prompt, list):
+        # Each entry takes a byte at least. Without the closing bracket, what is added later only
+        # adds to the text.
+        prompt = json.dumps(prompt[:end])[:-1]
+    if not isinstance(prompt, str):
+        return
+    text = prompt[:end].encode("utf-8", "surrogatepass")[:end]
+    digest = hashlib.blake2b(digest_size=16)
+    for at in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        digest.update(text[at : at + _BLOCK_BYTES])
+        yield digest.digest()
+
+
+# Fields that a prefill sets even where the client did not.
+_LIMITS = ("max_tokens", "max_output_tokens")
+_PROMPTS = ("messages", "prompt", "input")
+# They steer how engines move KV, which is the stack's to decide.
+_STEERING = ("kv_transfer_params", "ec_transfer_params")
+_CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,128}")
+
+
+@dataclass
+class Work:
+    """What engines are sent for a request.
+
+    Attributes:
+        prefill: the body for a producer, until it has it; None if one engine answers alone.
+        beginning: start of the prompt, by which engines are chosen.
+        transcript: of an answer that comes in events; None of others.
+        span: of the request, where it is traced.
+        limit: of the time that its tries have.
+        ended: engines that ended while they had it, in both phases.
+    """
+
+    method: str
+    path: str
+    name: str
+    content_type: str
+    body: bytes
+    prefill: bytes | None = None
+    beginning: Sequence[bytes] = ()
+    transcript: Transcript | None = None
+    span: Span | None = None
+    limit: asyncio.Timeout | None = None
+    ended: list[str] = field(default_factory=list)
+
+
+def work(
+    request: Request, *, others: bool, beginning: Callable[[Any], Sequence[bytes]] = lambda _: ()
+) -> Work:
+    """Return the body for engines; the request keeps no copy of it.
+
+    Args:
+        others: more than one engine can answer, so that a stream may outlive the first.
+        beginning: of a prompt; the prompt itself, an object for each token, is not kept.
+
+    Raises:
+        Refused: the body is no JSON object that an engine could read.
+    """
+    body, prefill, transcript = bytes(request.body), None, None
+    request.body.clear()
+    blocks: Sequence[bytes] = ()
+    if request.method == "GET":
+        body = b""
+    else:
+        body = as_utf8(body)
+        fields = parsed(request.path, body)
+        steering = {name: None for name in _STEERING if name in fields}
+        extra = fields.get("vllm_xargs")
+        if isinstance(extra, dict) and not extra.keys().isdisjoint(_STEERING):
+            steering["vllm_xargs"] = None
+        body = _with(body, fields, steering)
+        if changes := PREFILL.get(request.path):
+            wanted = {name: value for name, value in changes.items() if _is_set(name, fields)}
+            prefill = _with(body, fields, wanted)
+            blocks = beginning(next((fields[name] for name in _PROMPTS if name in fields), None))
+            if fields.get("stream"):
+                transcript = begin_transcript(request.path, fields, others=others)
+                if not transcript.problem:
+                    body = _with(body, fields, {"return_token_ids": True})
+    given = request.header("content-type") or ""
+    content_type = given if _CONTENT_TYPE.fullmatch(given) else "application/octet-stream"
+    name = request.name()
+    return Work(request.method, request.path, name, content_type, body, prefill, blocks, transcript)
+
+
+def _is_set(name: str, fields: Mapping[str, Any]) -> bool:
+    return name in _LIMITS or name in fields
+
+
+def _with(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+    """Return a JSON object with some fields set.
+
+    They are appended: the last of several equal names counts, and writing a prompt of a million
+    tokens anew would hold up all other requests.
+    """
+    if not changes:
+        return body
+    added = json.dumps(changes)[1:]
+    start = body.rstrip()[:-1]
+    return start + (b"," if fields else b"") + added.encode()
 
 
 class NoEngine(Exception):
@@ -298,14 +522,14 @@ class Forwarder:
         events.answer.paces(exchange.pause)
         with suppress(EngineLost):
             await exchange.ended
-            if not events.told.failure_told:
+            if not events.transcript.engine_error:
                 return
         await self._note_end(engine, todo)
         await self._continue(engine, events, todo)
 
     async def _continue(self, lost: Engine, events: Events, todo: Work) -> None:
         """Have another engine go on with a stream, or end it with an error."""
-        events.told.losses += 1
+        events.transcript.losses += 1
         lost.busy -= 1  # this stream no longer runs there
         try:
             await self._finish(lost, events, todo)
@@ -313,15 +537,15 @@ class Forwarder:
             lost.busy += 1
 
     async def _finish(self, lost: Engine, events: Events, todo: Work) -> None:
-        told = events.told
+        transcript = events.transcript
         if events.drop_part():
             self._broke_off(todo)
             events.answer.break_off()
             return
-        if told.finished:
-            events.answer.piece(told.ending())
+        if transcript.finished:
+            events.answer.piece(transcript.ending())
             return
-        why = told.why_not() if told.losses < _MOST_BROKEN else "the next one, too"
+        why = transcript.why_not() if transcript.losses < _MOST_BROKEN else "the next one, too"
         if not why and len(todo.ended) < _MOST_ENDED:
             why = "no other engine continued it"
             with suppress(NoEngine, EngineLost, TimeoutError, ValueError, LookupError):
@@ -330,19 +554,19 @@ class Forwarder:
                 return
         self._broke_off(todo)
         if deadly := self._deadly(todo):
-            events.answer.piece(told.failure(deadly, 500))
+            events.answer.piece(transcript.failure(deadly, 500))
         else:
-            events.answer.piece(told.failure(why))
+            events.answer.piece(transcript.failure(why))
 
     async def _rest(self, lost: Engine, events: Events, todo: Work) -> str:
         """Pass the rest of a stream on; return the reason if there is no rest, else ""."""
         async with asyncio.timeout(self.answer_s) as limit:
             todo.limit = limit
-            if not events.told.again():
-                settled = await self._settled(lost, events.told)
+            if not events.transcript.again():
+                settled = await self._settled(lost, events.transcript)
                 if settled is None:
                     return "its token ids do not match its text"
-                rest = events.told.rest(settled, self.context)
+                rest = events.transcript.rest(settled, self.context)
                 todo = replace(todo, path=COMPLETIONS, content_type=_JSON, body=rest)
 
             async def use(engine: Engine, exchange: Exchange) -> None:
@@ -355,7 +579,7 @@ class Forwarder:
             await self._try(self.consumers, todo, todo.body, Trace(), use, {lost})
         return ""
 
-    async def _settled(self, lost: Engine, told: Transcript) -> int | None:
+    async def _settled(self, lost: Engine, transcript: Transcript) -> int | None:
         """Return the number of tokens in the text that the client has; None if unknown.
 
         An engine holds text back while a character, or what may be a stop string, is not complete.
@@ -365,12 +589,12 @@ class Forwarder:
             raise NoEngine
 
         async def text(tokens: list[int]) -> str:
-            body = json.dumps({"model": told.fields.get("model"), "tokens": tokens}).encode()
+            body = json.dumps({"model": transcript.fields.get("model"), "tokens": tokens}).encode()
             _, found = await engine.ask("POST", "/detokenize", body)
             return str(json.loads(found)["prompt"])
 
-        before = await text(told.shown(0)[0])
-        for tokens in range(told.tokens, max(0, told.tokens - _HELD_BACK), -1):
-            if told.fits(before, await text(told.shown(tokens)[1])):
+        before = await text(transcript.shown(0)[0])
+        for tokens in range(transcript.tokens, max(0, transcript.tokens - _HELD_BACK), -1):
+            if transcript.fits(before, await text(transcript.shown(tokens)[1])):
                 return tokens
         return None

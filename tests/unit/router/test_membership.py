@@ -1,22 +1,24 @@
-"""Engines that are found by the name of a Service; the resolver does what a test tells it to."""
+"""Engines that are found by the name of a Service, and drained ones; the resolver is a fake."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pdkit_router.discovery import Discovery, RoleService, resolved, source
-from pdkit_router.engines import Engine, Everyone, Group, HealthChecker
-from pdkit_router.errors import Refused
-from pdkit_router.forward import Forwarder
-from pdkit_router.page import FrontDoor
-from pdkit_router.request import Request
+from pdkit_router.membership import Discovery, Drains, RoleService, resolved, source
+from pdkit_router.metrics import FrontDoor
+from pdkit_router.request import Refused, Request
+from pdkit_router.route import Everyone, Forwarder, Group
+from pdkit_router.upstream import Engine, HealthChecker
 
 from tests.unit.router.conftest import Router, Start
 from tests.unit.router.stand_in import Loop, StandIn
@@ -237,3 +239,29 @@ def test_the_program_serves_with_engines_that_it_found(start_router: Start, loop
         in answer.headers["x-pdkit-trace"]
     )
     assert 'engine="consumer-127.0.0.1",role="consumer"' in router.metrics()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.write_bytes(b"\xff"),
+    ],
+    ids=["pipe", "folder", "device", "binary"],
+)
+def test_engines_stay_as_they_were_while_the_drain_file_cannot_be_read(
+    tmp_path: Path, damage: Callable[[Path], Any]
+) -> None:
+    """A router that waited for the writer of a pipe would serve nobody."""
+    engine: Any = SimpleNamespace(name="consumer-0", drained=False)
+    drains = Drains(tmp_path / "drained", [engine])
+    (tmp_path / "drained").write_text("consumer-0\n")
+    drains.read()
+    assert engine.drained
+    (tmp_path / "drained").unlink()
+    damage(tmp_path / "drained")
+    drains.read()
+    assert engine.drained

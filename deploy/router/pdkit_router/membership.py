@@ -1,22 +1,36 @@
-"""Engines that are found by name: a headless Service of Kubernetes has the addresses of its pods.
+"""Engines that come and go: found by name, or drained by the operator.
 
-A pod is among them while it is ready. One that ends, or that does not answer its probes, leaves
-them, and gets no new requests; those that it has go on.
+A headless Service of Kubernetes has the addresses of its pods. A pod is among them while it is
+ready. One that ends, or that does not answer its probes, leaves them, and gets no new requests;
+those that it has go on.
+
+The drain file has the names of drained engines, one a line. A name with a second word is that of a
+restart: it counts only while a process holds the lock beside the file, so that a restart that is
+killed drains nothing forever.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
+import fcntl
 import logging
-from collections.abc import Awaitable, Callable, Collection
+import os
+import stat
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import parse_qs, urlsplit
 
-from pdkit_router.engines import Engine, Group, HealthChecker
+from pdkit_router.route import Group
+from pdkit_router.upstream import Engine, HealthChecker
 
 _log = logging.getLogger("router")
-_EVERY_S = 1.0
+_RESOLVE_EVERY_S, _READ_EVERY_S = 1.0, 0.1
+_MOST_BYTES = 1 << 20  # of the drain file
 ROLES = ("producer", "consumer", "engine")
 
 Resolve = Callable[[str, int], Awaitable[Collection[str]]]
@@ -78,7 +92,7 @@ class Discovery:
             await self.look()
             if all(engine.asked for engine in self._watched):
                 self.asked.set()
-            await asyncio.sleep(_EVERY_S if self.asked.is_set() else _EVERY_S / 10)
+            await asyncio.sleep(_RESOLVE_EVERY_S / (1 if self.asked.is_set() else 10))
 
     async def look(self) -> None:
         """Use the engines that the source has now.
@@ -125,3 +139,63 @@ class Discovery:
         self._watched.pop(engine).cancel()
         engine.connections.drop_idle()
         _log.info("%s is gone", engine.name)
+
+
+class Drains:
+    """Follows the file. There is no path of this kind over the network."""
+
+    def __init__(self, file: Path, engines: Sequence[Engine]) -> None:
+        self._file, self._engines = file, engines
+
+    async def run(self) -> None:
+        """Follow it forever."""
+        while True:
+            self.read()
+            await asyncio.sleep(_READ_EVERY_S)
+
+    def read(self) -> None:
+        """Drain the engines that the file names, and no others; none without a file."""
+        try:
+            named = self._named()
+        except (OSError, ValueError):
+            return  # it stays as it was until the file can be read
+        for engine in self._engines:
+            if engine.drained != (engine.name in named):
+                engine.drained = engine.name in named
+                _log.info("%s is %s", engine.name, "drained" if engine.drained else "in use again")
+
+    def _named(self) -> set[str]:
+        try:
+            with _opened(self._file) as file:
+                lines = [line.split() for line in file.read(_MOST_BYTES).decode().splitlines()]
+        except FileNotFoundError:
+            return set()
+        owned = any(len(words) > 1 for words in lines) and self._is_owned()
+        return {words[0] for words in lines if len(words) == 1 or (words and owned)}
+
+    def _is_owned(self) -> bool:
+        try:
+            with _opened(self._file.with_suffix(".lock")) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            pass
+        return False
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file: the reader of a FIFO would hold up every request.
+
+    Raises:
+        OSError: it is not there, or is not a regular file.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

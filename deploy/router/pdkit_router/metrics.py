@@ -6,11 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from pdkit_router.client_side import ClientResponse
-from pdkit_router.engines import Group
-from pdkit_router.errors import Refused
-from pdkit_router.forward import Forwarder
-from pdkit_router.request import OWN, Request
+from pdkit_router.request import OWN, Refused, Request
+from pdkit_router.route import Forwarder, Group
+from pdkit_router.serve import ClientResponse
 
 _COUNTED = {
     "requests": "requests for engines",
@@ -77,15 +75,15 @@ class RouterMetrics:
         answer.whole(200, (("content-type", "text/plain; version=0.0.4"),), text.encode())
 
     def _lines(self, counts: Counter[str]) -> Iterator[str]:
-        for name, said in _COUNTED.items():
-            yield f"# HELP pdkit_router_{name}_total {said}"
+        for name, meaning in _COUNTED.items():
+            yield f"# HELP pdkit_router_{name}_total {meaning}"
             yield f"# TYPE pdkit_router_{name}_total counter"
             yield f"pdkit_router_{name}_total {counts[name]}"
         producers, consumers = self._forwarder.producers, self._forwarder.consumers
         last = "consumer" if producers.wanted else "aggregated"
         groups = (("producer", producers), (last, consumers))
-        for name, said in _GAUGES.items():
-            yield f"# HELP pdkit_router_engine_{name} {said}"
+        for name, meaning in _GAUGES.items():
+            yield f"# HELP pdkit_router_engine_{name} {meaning}"
             yield f"# TYPE pdkit_router_engine_{name} gauge"
             for role, group in groups:
                 for engine in group.all:

@@ -11,8 +11,7 @@ from typing import Protocol
 
 import httptools
 
-from pdkit_router.errors import Refused, error_body
-from pdkit_router.request import Request
+from pdkit_router.request import Refused, Request, error_body
 from pdkit_router.timers import LazyTimer
 
 _log = logging.getLogger("router")
