@@ -6,8 +6,8 @@ import json
 import threading
 
 import pytest
-from pdkit_connector.redis_path import servers as module
-from pdkit_connector.redis_path.servers import Servers, families
+from pdkit_connector.redis_path import info as module
+from pdkit_connector.redis_path.info import Servers, families
 from redis_chunks import LIMITS, client, prompt, stored
 from redis_servers import eventually
 

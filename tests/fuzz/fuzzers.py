@@ -22,11 +22,9 @@ import torch
 from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.engine_key import FILE_ENV, RequireKey
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.redis_path.address import parse
-from pdkit_connector.redis_path.link import Deadline, Link, LinkBroken, ReplyError
-from pdkit_connector.redis_path.reading import Reading
-from pdkit_connector.redis_path.routing_table import _by_slot
-from pdkit_connector.redis_path.tensors import OwnTensors
+from pdkit_connector.redis_path.backend import OwnTensors
+from pdkit_connector.redis_path.protocol import Deadline, Link, LinkBroken, Reading, ReplyError
+from pdkit_connector.redis_path.servers import _by_slot, parse
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url

@@ -158,7 +158,7 @@ def require_plugins(adapter: Any) -> None:
         return
     named = set(getattr(engine.config, "storage_plugins", None) or ())
     if missing := sorted(named - set(manager.storage_backends)):
-        from pdkit_connector.redis_path.failures import failures
+        from pdkit_connector.redis_path.settings import failures
 
         why = "; ".join(failures) or "see LMCache's own error above"
         raise ConnectorError(

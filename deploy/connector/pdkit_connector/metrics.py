@@ -8,7 +8,7 @@ from typing import Any
 
 from pdkit_connector import engine_report
 from pdkit_connector.counters import COUNTERS, HELP, PREFIX, LabelledCount, parse
-from pdkit_connector.redis_path import servers
+from pdkit_connector.redis_path import info
 from pdkit_connector.worker_socket import ask_now, workers
 
 QUESTION = "counters"
@@ -40,8 +40,8 @@ class EngineCollector:
         reports, _ = self._last_answers(engine_report.QUESTION, there)
         yield from engine_report.families(reports)
         # One worker speaks for all, which have the same Redis.
-        _, redis = next(self._ask(servers.QUESTION, there), (0, b"{}"))
-        yield from servers.families(redis)
+        _, redis = next(self._ask(info.QUESTION, there), (0, b"{}"))
+        yield from info.families(redis)
         yield _silent(silent)
 
     def _last_answers(self, question: str, there: list[int]) -> tuple[list[bytes], int]:
@@ -79,7 +79,7 @@ class ServerCollector:
     def collect(self) -> Iterator[Any]:
         """Return the counts as Prometheus' counters, and the readings of Redis."""
         yield from _counters(COUNTERS.all())
-        yield from servers.families(servers.SERVERS.dump())
+        yield from info.families(info.SERVERS.dump())
 
 
 def _silent(silent: int) -> Any:

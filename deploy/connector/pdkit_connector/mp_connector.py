@@ -25,7 +25,7 @@ from pdkit_connector.engine_report import REPORT
 from pdkit_connector.identity.kv_identity import identified
 from pdkit_connector.log import get_logger
 from pdkit_connector.process_numbers import require_own_number
-from pdkit_connector.redis_path.objects import object_layout
+from pdkit_connector.redis_path.value import object_layout
 from pdkit_connector.releases import installed_lmcache, installed_vllm
 from pdkit_connector.request_view import foreign, is_computed_whole
 from pdkit_connector.server_life import Server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdkit_connector import engine_report, metrics, store_barrier
-from pdkit_connector.redis_path import servers
+from pdkit_connector.redis_path import info
 from pdkit_connector.worker_socket import Answer, engine_name, serve
 
 
@@ -18,6 +18,6 @@ def open_socket(worker: int, stored: Answer | None = None) -> None:
             store_barrier.QUESTION: stored or store_barrier.answer(),
             metrics.QUESTION: metrics.answer,
             engine_report.QUESTION: engine_report.answer,
-            servers.QUESTION: servers.answer,
+            info.QUESTION: info.answer,
         }
         serve(name, worker, answers)

@@ -26,7 +26,7 @@ from tests.ports import unused_port
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import KEY, Router, Start
 from tests.unit.router.stand_in import Loop, StandIn
-from tests.unit.router.test_continuation import ASKED, WHOLE, Model, text_of
+from tests.unit.router.test_resume import ASKED, WHOLE, Model, text_of
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "m", "prompt": "x", "max_tokens": 5, "temperature": 0}
