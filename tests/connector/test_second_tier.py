@@ -15,7 +15,7 @@ from lmcache.v1.distributed.api import AttnWindowDesc, ObjectKey
 from lmcache.v1.distributed.storage_controllers import eviction_controller
 from lmcache.v1.multiprocess.cache_control.key_resolver import resolve_grouped_object_keys
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
-from pdkit_connector import first_tier
+from pdkit_connector import lmcache_server
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.metrics import ServerCollector
@@ -434,7 +434,7 @@ def test_a_prompt_that_is_forgotten_comes_from_redis_alone(prompt):
     engine, tiers, chunks = prompt
     other = keys(1)
     tiers.stored(other)
-    found = first_tier.forget(engine, "models/tiny", 1, TOKENS)
+    found = lmcache_server.forget(engine, "models/tiny", 1, TOKENS)
     assert found == {"objects": 2, "in_redis": 2, "left": 0}
     assert tiers.found(other) == (1, 0), "another's stays"
     tiers.read()
@@ -445,27 +445,27 @@ def test_a_prompt_that_is_forgotten_comes_from_redis_alone(prompt):
 def test_objects_that_redis_lacks_or_someone_reads_are_not_forgotten(prompt, server):
     engine, tiers, chunks = prompt
     assert tiers.found(chunks) == (2, 0)
-    found = first_tier.forget(engine, "models/tiny", 1, TOKENS)
+    found = lmcache_server.forget(engine, "models/tiny", 1, TOKENS)
     assert found == {"objects": 2, "in_redis": 2, "left": 2}, "it is being read"
     tiers.read()
     server.admin.delete(tiers.second._names.of_key(chunks[1], kind())[0])
-    found = first_tier.forget(engine, "models/tiny", 1, TOKENS)
+    found = lmcache_server.forget(engine, "models/tiny", 1, TOKENS)
     assert found == {"objects": 2, "in_redis": 1, "left": 2}
     assert tiers.found(chunks) == (2, 0)
     tiers.read()
-    unknown = first_tier.forget(engine, "models/other", 1, TOKENS)
+    unknown = lmcache_server.forget(engine, "models/other", 1, TOKENS)
     assert unknown == {"objects": 0, "in_redis": 0, "left": 0}
 
 
 def test_the_page_refuses_invalid_requests(prompt):
     app = Starlette()
     app.state.engine = prompt[0]
-    first_tier.add_page(app)
+    lmcache_server.add_page(app)
     with TestClient(app) as client:
         asked = {"model": "models/tiny", "ranks": 1, "tokens": TOKENS}
-        assert client.post(first_tier.PAGE, json=asked).json()["left"] == 0
+        assert client.post(lmcache_server.FORGET_PAGE, json=asked).json()["left"] == 0
         for wrong in ({}, {**asked, "ranks": "many"}, {**asked, "tokens": 3}, []):
-            assert client.post(first_tier.PAGE, json=wrong).status_code == 400
+            assert client.post(lmcache_server.FORGET_PAGE, json=wrong).status_code == 400
 
 
 def test_the_servers_metrics_have_the_second_tiers_counts(prompt):

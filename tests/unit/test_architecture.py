@@ -226,7 +226,7 @@ class TestTheRulesThemselves:
             "config/vendors.py": "import subprocess",
             "planning/memory.py": "if TYPE_CHECKING:\n    from deploy.planning import plan",
             "router/pdkit_router/request.py": "import deploy.errors",
-            "connector/pdkit_connector/asgi.py": "from pdkit_connector.in_engine import holes",
+            "connector/pdkit_connector/serve.py": "from pdkit_connector.in_engine import staging",
         }.items():
             with (tmp_path / "deploy" / name).open("a") as file:
                 file.write(f"\n{line}\n")

@@ -194,7 +194,7 @@ class Transcript:
         return b"\n\n".join([*events, b"data: [DONE]", b""])
 
     def why_not(self) -> str:
-        """Return why it cannot go on; "" if it can."""
+        """Return the reason it cannot go on; "" if it can."""
         if self.problem:
             return self.problem
         # Before its first event, all of it is asked for again.

@@ -496,7 +496,7 @@ class Forwarder:
         return True
 
     def _deadly(self, todo: Work) -> str:
-        """Return why a request is not tried on another engine; "" if it may be."""
+        """Return the reason not to try a request on another engine; "" without one."""
         if len(todo.ended) < _MOST_ENDED:
             return ""
         names = " and ".join(todo.ended)

@@ -106,7 +106,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             self._client.open()
 
     def pdkit_facts(self) -> dict[str, str]:
-        """Return what `kv_report` says about Redis."""
+        """Return the facts about Redis for `kv_report`."""
         return {
             "redis": ", ".join(map(public_address, self._urls)),
             "namespace": self._namespace,
@@ -124,7 +124,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: Sequence[Any], pin: bool = False) -> int:  # noqa: ARG002
-        """Return how many keys Redis has, from the first on; nothing is pinned there."""
+        """Count the keys that Redis has, up to the first that it lacks; nothing is pinned there."""
         return self._client.lookups.held(self._names.many(keys), self._value_bytes)
 
     async def batched_async_contains(
@@ -201,7 +201,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             if key not in self._storing:
                 self._submit(key, memory_obj, on_complete_callback)
 
-    def _submit(self, key: Any, memory_obj: Any, told: Callable[[Any], None] | None) -> None:
+    def _submit(self, key: Any, memory_obj: Any, on_stored: Callable[[Any], None] | None) -> None:
         name = self._names.one(key)
         payload = _bytes_of(memory_obj)
         self._value_bytes = HEADER_BYTES + len(payload)
@@ -221,8 +221,8 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             self._storing.discard(key)
             memory_obj.ref_count_down()
             store_barrier.end(token)
-            if stored and told is not None:
-                told(key)
+            if stored and on_stored is not None:
+                on_stored(key)
 
         if not self._client.stores.store(name, header, payload, done):
             done(False)
@@ -343,7 +343,7 @@ class Names:
 
 TensorType = tuple[torch.Size, torch.dtype, MemoryFormat]
 # How a header describes a tensor: dtype, shape, format, bytes.
-_Said = tuple[str, tuple[int, ...], int, int]
+_Description = tuple[str, tuple[int, ...], int, int]
 
 
 class OwnTensors:
@@ -358,16 +358,16 @@ class OwnTensors:
             )
         self._config = config
         self._metadata = metadata
-        self._known: dict[_Said, TensorType] = {}
+        self._known: dict[_Description, TensorType] = {}
 
     def of(self, header: Header) -> TensorType:
         """Return the tensor that a header describes; raise BadValue if it does not fit."""
-        said = (header.dtype, header.shape, header.memory_format, header.payload_bytes)
-        if said not in self._known:
+        described = (header.dtype, header.shape, header.memory_format, header.payload_bytes)
+        if described not in self._known:
             # LMCache looks at vLLM's tensors only when it first moves KV.
             self._known = dict(self._all())
         try:
-            return self._known[said]
+            return self._known[described]
         except KeyError:
             raise BadValue(
                 "foreign",
@@ -375,7 +375,7 @@ class OwnTensors:
                 "any chunk of this engine",
             ) from None
 
-    def _all(self) -> Iterator[tuple[_Said, TensorType]]:
+    def _all(self) -> Iterator[tuple[_Description, TensorType]]:
         memory_format = self._format()
         for shape, dtype in self._shapes():
             name = str(dtype).removeprefix("torch.")

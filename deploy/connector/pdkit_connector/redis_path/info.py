@@ -71,7 +71,7 @@ class Servers:
 
 
 def _reading(links: Any) -> ServerNumbers:
-    """Return what one server reports: at least whether it answers."""
+    """Read one server's report; UP alone where it answers no more than that."""
     deadline = Deadline(_LIMIT_S)
     try:
         node = links.route(deadline)(b"")
@@ -88,8 +88,11 @@ def _reading(links: Any) -> ServerNumbers:
     except Exception:  # noqa: BLE001 - redis-py's own kinds, OSError, a lying server
         return {UP: 0}
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    told = {name: fields[name] for name in (*GAUGES, *COUNTERS) if name in fields}
-    return {UP: 1, **{name: int(value) for name, value in told.items() if _NUMBER.fullmatch(value)}}
+    known = {name: fields[name] for name in (*GAUGES, *COUNTERS) if name in fields}
+    return {
+        UP: 1,
+        **{name: int(value) for name, value in known.items() if _NUMBER.fullmatch(value)},
+    }
 
 
 # What this process reports on; an engine's worker has one way to Redis.
@@ -110,8 +113,8 @@ def families(dump: bytes) -> Iterator[Any]:
         (GaugeMetricFamily, {UP: (UP, "1 if Redis answers this engine."), **GAUGES}),
         (CounterMetricFamily, COUNTERS),
     )
-    for kind, told in kinds:
-        for field, (name, help_text) in told.items():
+    for kind, metrics in kinds:
+        for field, (name, help_text) in metrics.items():
             family = kind(PREFIX + name, help_text, labels=["shard"])
             for shard, reading in readings.items():
                 if field in reading:

@@ -222,7 +222,7 @@ class Dropping:
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
-_TELL_AGAIN_S = 60.0
+_LOG_AGAIN_S = 60.0
 
 
 class Backoff:
@@ -236,8 +236,8 @@ class Backoff:
         self._lock = threading.Lock()
         self._pause_s = 0.0
         self._until = 0.0
-        self._told_at: dict[str, float] = {}
-        self._told = False
+        self._logged_at: dict[str, float] = {}
+        self._logged = False
 
     def pausing(self) -> bool:
         """Tell whether there is a pause now."""
@@ -251,11 +251,11 @@ class Backoff:
             if now >= self._until:  # work that fails during a pause began before it
                 self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
                 self._until = now + self._pause_s
-            tell = now - self._told_at.get(kind, -_TELL_AGAIN_S) >= _TELL_AGAIN_S
-            if tell:
-                self._told_at[kind] = now
-                self._told = True
-        if tell:
+            log = now - self._logged_at.get(kind, -_LOG_AGAIN_S) >= _LOG_AGAIN_S
+            if log:
+                self._logged_at[kind] = now
+                self._logged = True
+        if log:
             get_logger().warning("pdkit-connector WARNING Redis: %s failed: %s", self._what, why)
 
     def worked(self) -> None:
@@ -264,8 +264,8 @@ class Backoff:
             return
         with self._lock:
             self._pause_s = self._until = 0.0
-            told, self._told = self._told, False
-        if told:
+            logged, self._logged = self._logged, False
+        if logged:
             get_logger().info("pdkit-connector Redis: %s works again", self._what)
 
 
@@ -293,14 +293,14 @@ class Attempts:
         self._backoff = Backoff(what)
         self._counters = counters
         self._labels = labels or {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def pausing(self) -> bool:
         """Tell whether Redis failed a moment ago, so that it should not be asked now."""
         return self._backoff.pausing()
 
     def run(self, work: Callable[[], R], links: Links) -> R | None:
-        """Return what `work` returns, or None where Redis failed.
+        """Do some work; return its result, or None where Redis failed.
 
         `work` is retried once if an idle connection had died, which does not mean that the server
         has failed, and if another server turned out to be the right one.
@@ -334,10 +334,10 @@ class Attempts:
             links.changed()  # a server that is gone may have a successor
         self._backoff.failed(_kind(error), f"{type(error).__name__}: {error}")
 
-    def tell_once(self, about: str, what: str) -> None:
+    def warn_once(self, about: str, what: str) -> None:
         """Log a warning, unless there was one about the same thing."""
-        if about not in self._told:
-            self._told.add(about)
+        if about not in self._logged:
+            self._logged.add(about)
             get_logger().warning("pdkit-connector WARNING Redis: %s", what)
 
 

@@ -261,7 +261,7 @@ class Link:
     def end_of_string(self, deadline: Deadline) -> None:
         """Read the end of a string."""
         if self.read(2, deadline) != b"\r\n":
-            raise LinkBroken("a string that is longer than Redis said")
+            raise LinkBroken("a string that is longer than announced")
 
     def _fill(self, deadline: Deadline) -> None:
         self._start, self._end = 0, self._socket.receive(self._view, deadline)
@@ -344,12 +344,12 @@ class Reading:
             BadValue: the value is shorter or longer, or its checksum does not match; of the kind
                 "missing" where it was removed meanwhile.
         """
-        total, filled, told = HEADER_BYTES + len(memory), 0, False
+        total, filled, notified = HEADER_BYTES + len(memory), 0, False
         while True:
             self._ask_ahead(total)
-            if self._asked_bytes > total and not told:
+            if self._asked_bytes > total and not notified:
                 all_asked()
-                told = True
+                notified = True
             filled += self._range(memory[filled:], check)
             if HEADER_BYTES + filled < min(self._ends[0], total):
                 raise BadValue("corrupt", f"{filled} of {len(memory)} bytes follow its header")

@@ -4,7 +4,7 @@
                    "class_name": "SecondTier", "adapter_params": {"settings_file": FILE}}'
 
 The file is YAML with the settings that `backend` has under `extra_config`. Values, checksums,
-limits and servers are the same. Every object of the first tier, such as a chunk of one rank, is one
+limits and servers are the same. Every object of the server, such as a chunk of one rank, is one
 value. LMCache calls this from threads of its own, and nothing here keeps them waiting.
 """
 
@@ -84,15 +84,15 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         self._loading = ThreadPoolExecutor(_LOADS, "pdkit-second-tier-load")
 
     def get_store_event_fd(self) -> int:
-        """Return what is readable when a store has ended."""
+        """Return the descriptor that is readable when a store has ended."""
         return self._stored.fileno()
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Return what is readable when a lookup has ended."""
+        """Return the descriptor that is readable when a lookup has ended."""
         return self._found.fileno()
 
     def get_load_event_fd(self) -> int:
-        """Return what is readable when a load has ended."""
+        """Return the descriptor that is readable when a load has ended."""
         return self._loaded.fileno()
 
     # Store
@@ -101,7 +101,9 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         """Begin to store objects, which must not change until the task has ended."""
         task = next(self._tasks)
         values = [self._value(key, one) for key, one in zip(keys, objects, strict=True)]
-        stores = TaskStores([len(payload) for _, _, payload in values], partial(self._told, task))
+        stores = TaskStores(
+            [len(payload) for _, _, payload in values], partial(self._store_ended, task)
+        )
         for name, header, payload in values:
             done = stores.done(len(payload))
             if not self._client.stores.store(name, header, payload, done):
@@ -112,7 +114,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         name = self._names.of_object(key, memory_obj)
         return name, header_of(memory_obj, name, self._codec), _bytes_of(memory_obj)
 
-    def _told(self, task: int, stored: int, whole: bool) -> None:
+    def _store_ended(self, task: int, stored: int, whole: bool) -> None:
         self._stored.put(task, L2StoreResult(whole, stored))
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
@@ -139,7 +141,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         self._found.put(task, found)
 
     def held(self, keys: Sequence[Any], layouts: Mapping[int, Any]) -> list[int]:
-        """Return which of the keys, by index, Redis has a value for, of the right length."""
+        """Return the indices of the keys for which Redis has a value of the right length."""
         known = [
             (index, *named)
             for index, key in enumerate(keys)
@@ -150,7 +152,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         return [index for (index, *_), is_there in zip(known, each, strict=True) if is_there]
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any | None:
-        """Return what a lookup found; None while it has not ended."""
+        """Return the result of a lookup; None while it runs."""
         return self._found.pop(task_id)
 
     def submit_unlock(self, keys: Sequence[Any]) -> None:
@@ -188,7 +190,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         return filled
 
     def query_load_result(self, task_id: int) -> Any | None:
-        """Return what a load filled; None while it has not ended."""
+        """Return the result of a load; None while it runs."""
         return self._loaded.pop(task_id)
 
     # The rest of LMCache's interface. What is stored is not reported to the base class, which would
@@ -200,7 +202,7 @@ class SecondTier(L2AdapterInterface):  # type: ignore[misc]
         self._client.lookups.remove([one[0] for one in named if one])
 
     def report_status(self) -> dict[str, Any]:
-        """Return where Redis is. Without it the server is well: it has its first tier."""
+        """Report the address of Redis. The server is healthy without it: it has its own memory."""
         return {
             "is_healthy": True,
             "type": type(self).__name__,
@@ -300,7 +302,7 @@ def _tensors(memory_obj: Any) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def group_of(key: Any) -> tuple[str, int, int]:
-    """Return what tells rows of objects apart: model, rank and group of layers."""
+    """Return the model, rank and group of layers of a key's object."""
     return key.model_name, key.kv_rank, key.object_group_id
 
 
@@ -357,15 +359,15 @@ class Results(Generic[R]):
 class TaskStores:
     """The stores of one task: reports their end once, with the bytes that Redis has now."""
 
-    def __init__(self, sizes: Sequence[int], told: Callable[[int, bool], None]) -> None:
+    def __init__(self, sizes: Sequence[int], on_end: Callable[[int, bool], None]) -> None:
         self._lock = threading.Lock()
-        self._told = told
+        self._on_end = on_end
         self._left, self._bytes, self._whole = len(sizes), 0, True
         if not sizes:
-            told(0, True)
+            on_end(0, True)
 
     def done(self, size: int) -> Callable[[bool], None]:
-        """Return what is called when a store of that many bytes has ended."""
+        """Return the callback for the end of a store of that many bytes."""
 
         def ended(stored: bool) -> None:
             with self._lock:
@@ -374,13 +376,13 @@ class TaskStores:
                 self._whole = self._whole and stored
                 last = not self._left
             if last:
-                self._told(self._bytes, self._whole)
+                self._on_end(self._bytes, self._whole)
 
         return ended
 
 
 class _Buffer:
-    """Memory of the first tier for one value."""
+    """Memory of the server for one value."""
 
     def __init__(self, memory: memoryview, given_back: Callable[[], None]) -> None:
         self._memory = memory
@@ -408,7 +410,7 @@ class Buffers:
         self._ended = False
 
     def take(self, header: Header, deadline: Deadline) -> _Buffer | None:  # noqa: ARG002
-        """Return where a value goes; raise BadValue if it is not the object that was asked for."""
+        """Return the memory for a value; raise BadValue if it is not the requested object."""
         wanted, memory = self._wanted[header.key]
         if header != wanted:
             raise BadValue(

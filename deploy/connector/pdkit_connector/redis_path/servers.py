@@ -34,7 +34,7 @@ class RoutingTable(Protocol):
     """The servers behind an address; any thread may ask."""
 
     def route(self) -> Route | None:
-        """Return what maps keys to servers, or None if the servers must be asked first."""
+        """Return the function that maps keys to servers; None if servers must be asked first."""
         ...
 
     def learn(self) -> Route:

@@ -249,7 +249,7 @@ class Loads:
 
     def _useless(self, kind: str, why: Exception, key: bytes) -> None:
         self._count(kind)
-        self._shards.of(key).reads.tell_once(
+        self._shards.of(key).reads.warn_once(
             f"{kind} value",
             f"a value is not used, because {why} (key {key.decode(errors='replace')}); "
             "its chunk is computed again, and so is that of any other like it",
@@ -346,7 +346,7 @@ class Lookups:
         self._lock = threading.Lock()
 
     def held(self, keys: Sequence[bytes], value_bytes: int | None = None) -> int:
-        """Return how many keys, from the first on, have a value.
+        """Count the keys that have a value, up to the first that has none.
 
         With `value_bytes`, a value of another length does not count. One round trip per server.
         """
@@ -565,7 +565,7 @@ class Stores:
             raw = self._codec.header(header, payload)
         except BadValue as bad:
             self._count(bad.kind)
-            shard.writes.tell_once("unfit", f"a chunk is not stored, because {bad}")
+            shard.writes.warn_once("unfit", f"a chunk is not stored, because {bad}")
             return False
         stored = bool(shard.writes.run(partial(_set, links, key, raw, payload, deadline), links))
         self._counters.add("seconds", time.perf_counter() - began, operation="store")
@@ -585,6 +585,6 @@ def _set(links: Links, key: bytes, header: bytes, payload: memoryview, deadline:
     with Dropping(links, node):
         link = links.to(node, deadline)
         link.send([head + header, payload, b"\r\n"], deadline)
-        if (said := link.status(deadline)) != b"OK":
-            raise LinkBroken(f"{said[:20]!r} in answer to SET")
+        if (reply := link.status(deadline)) != b"OK":
+            raise LinkBroken(f"{reply[:20]!r} in answer to SET")
     return True

@@ -26,46 +26,46 @@ from lmcache.integration.vllm.vllm_multi_process_adapter import (
 from lmcache.v1.multiprocess.group_view import EngineGroupInfo
 from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from own_process import CONNECTOR
-from pdkit_connector.mp_connector import (
+from pdkit_connector.server_connector import (
     SOCKET_ENV,
     GuardedAdapter,
     GuardedSchedulerAdapter,
     PatchedLMCacheMPConnector,
 )
-from pdkit_connector.stores_socket import MEMORY, stored_by_server
+from pdkit_connector.server_sockets import MEMORY, stored_by_server
 from redis_servers import eventually
 
 STARTS_WITHIN_S = 120.0
 BLOCK, LAYERS = 16, 2
-PROGRAM = ("-m", "pdkit_connector.kv_server")
+PROGRAM = ("-m", "pdkit_connector.lmcache_server")
 # A server that notes what was written once a minute, where LMCache does every five milliseconds.
 FORGETFUL = """
 from lmcache.v1.multiprocess.native_completion import DeviceHostFuncDispatcher
 DeviceHostFuncDispatcher.__init__.__defaults__ = (60.0,)
-from pdkit_connector.kv_server import main
+from pdkit_connector.lmcache_server import main
 main()
 """
 
 
 # A server that copies KV as LMCache does.
 STAGED = """
-from pdkit_connector import kv_server
-kv_server.copy_once = lambda: None
-kv_server.main()
+from pdkit_connector import lmcache_server
+lmcache_server.copy_once = lambda: None
+lmcache_server.main()
 """
 # A server in which lookups take ten seconds, where one second is too long.
 HANGING = """
 import functools, time
 from lmcache.v1.multiprocess.modules.lookup import LookupModule
-from pdkit_connector import hung_requests, kv_server
-hung_requests.HUNG_AFTER_S = 1.0
+from pdkit_connector import lmcache_server
+lmcache_server.HUNG_AFTER_S = 1.0
 lookup = LookupModule.lookup
 @functools.wraps(lookup)
 def hang(*args):
     time.sleep(10)
     return lookup(*args)
 LookupModule.lookup = hang
-kv_server.main()
+lmcache_server.main()
 """
 NUMBERS = itertools.count()
 

@@ -1,4 +1,4 @@
-"""The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.mp_connector`.
+"""The connector to LMCache's server: `kv_connector_module_path: pdkit_connector.server_connector`.
 
 LMCache's own `LMCacheMPConnector`, with nine things added: the store barrier; a guard that keeps
 blocks that the server may still read or write from being reused; one that frees the blocks of an
@@ -24,15 +24,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.identity.kv_identity import identified
 from pdkit_connector.log import get_logger
+from pdkit_connector.metrics import open_socket
 from pdkit_connector.process_numbers import require_own_number
 from pdkit_connector.redis_path.value import object_layout
 from pdkit_connector.releases import installed_lmcache, installed_vllm
 from pdkit_connector.request_view import foreign, is_computed_whole
-from pdkit_connector.server_life import Server
+from pdkit_connector.server_sockets import MEMORY, Server, stored_by_server
 from pdkit_connector.step_clock import timed_steps
 from pdkit_connector.store_barrier import answer
-from pdkit_connector.stores_socket import MEMORY, stored_by_server
-from pdkit_connector.worker import open_socket
 
 SOCKET_ENV = "PDKIT_KV_SERVER_SOCKET"
 SHARED_MEMORY_ENV = "PDKIT_SHARED_MEMORY"
@@ -124,7 +123,7 @@ class GuardedAdapter(upstream.LMCacheMPWorkerAdapter):  # type: ignore[misc]
         super().handle_preemptions(need_flush_before_forward)
 
     def stores_under_way(self) -> set[Any]:
-        """Return what stands for each store that the server has not ended; any thread may ask."""
+        """Return a token for each store that the server has not ended; any thread may ask."""
         return {one for one in list(self.store_futures.values()) if not one.query()}
 
     def _note_server(self) -> None:
@@ -230,7 +229,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many tokens of a prompt can be loaded; none where tokens are not its key.
+        """Count the tokens of a prompt that can be loaded; none where tokens are not its key.
 
         The server's keys know no LoRA adapter and no embeddings. They know salts; but that a
         salted request keeps to itself is what `deploy check` measures noise by. A prompt that vLLM
@@ -267,7 +266,7 @@ class PatchedLMCacheMPConnector(upstream.LMCacheMPConnector):  # type: ignore[mi
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Return whether a request's blocks are kept until its stores are reported.
+        """Tell whether a request's blocks are kept until its stores are reported.
 
         vLLM keeps the blocks of a request that ends while it loads until a load or a store of it is
         reported, whichever comes first. LMCache's workers report such a request as stored at once,

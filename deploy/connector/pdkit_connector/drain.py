@@ -1,4 +1,4 @@
-"""Wait until an engine has no requests: `python -m pdkit_connector.leave PORT SECONDS`.
+"""Wait until an engine has no requests: `python -m pdkit_connector.drain PORT SECONDS`.
 
 Kubernetes runs it in an engine's pod before it ends the engine. From then on its Service no longer
 names the pod; the first seconds are for routers to notice that.
@@ -26,7 +26,7 @@ Clock = Callable[[], float]
 def wait(
     port: int, limit_s: float, sleep: Sleep = time.sleep, clock: Clock = time.monotonic
 ) -> bool:
-    """Return whether the engine has no requests; at once if it answers no more."""
+    """Wait for the last request, or the end of the engine; return False if some are left."""
     sleep(_NOTICED_S)
     ends = clock() + limit_s
     while clock() < ends:
@@ -42,7 +42,7 @@ def wait(
 
 
 def requests_of(port: int) -> float:
-    """Return how many requests the engine works on, or holds back.
+    """Count the requests that the engine works on, or holds back.
 
     Raises:
         OSError: it does not answer.

@@ -1,6 +1,6 @@
 """What LMCache's server keeps of engines that were killed while it moved their KV.
 
-    python -m bench.kv_server_kills [--kills 100] [--seed 1]
+    python -m bench.lmcache_server_kills [--kills 100] [--seed 1]
 
 Starts a CPU stack with `--connector lmcache-mp`. Beside its engines, a process registers KV memory
 as an engine does, by the connector's own adapters and without a model, and looks up, loads and
@@ -38,7 +38,7 @@ from bench.kit import ROOT, deploy_json, free_ports, say, started
 from bench.redis_path.report import markdown
 
 sys.path.insert(0, str(ROOT / "deploy" / "connector"))
-from pdkit_connector.mp_connector import (
+from pdkit_connector.server_connector import (
     SOCKET_ENV,
     GuardedAdapter,
     GuardedSchedulerAdapter,

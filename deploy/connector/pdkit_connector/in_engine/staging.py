@@ -35,7 +35,7 @@ _call = _Call()
 
 
 def piece_tokens(engine: Any) -> int:
-    """Return how many tokens move at once: whole chunks, in half of staging memory.
+    """Return the tokens that move at once: whole chunks, in half of staging memory.
 
     While one piece is on its way, the next one finds room. Every rank returns the same number, for
     ranks of an MLA model load together.
@@ -122,7 +122,7 @@ def _count_refused(chunks: int) -> None:
 
 
 def _masked(mask: Any) -> int:
-    """Return how many tokens at the beginning are not to be moved."""
+    """Count the tokens at the beginning that stay where they are."""
     return 0 if mask is None else len(mask) - int(mask.sum())
 
 

@@ -6,7 +6,7 @@ import pytest
 from mp_engine import CHUNK, STEP, Engine, engine_config
 
 TOKENS = 3 * CHUNK + 40
-KIT = "PatchedLMCacheMPConnector", "pdkit_connector.mp_connector"
+KIT = "PatchedLMCacheMPConnector", "pdkit_connector.server_connector"
 
 
 @pytest.fixture(

@@ -1,8 +1,12 @@
-"""The socket on which LMCache's server says when stores have ended, as far as other engines know.
+"""Sockets between engines and LMCache's server, beside those that LMCache has.
 
-An engine is told that a store has ended as soon as its blocks have been read. Other engines find
-the KV when the server has noted it as written, which takes milliseconds, and engines of other hosts
-when it is in Redis.
+One says whether the server still runs: a connection that only its end closes. The number of its
+process would do as well, but an engine in another container cannot see it.
+
+On the other the server says when stores have ended, as far as other engines know. An engine is told
+that a store has ended as soon as its blocks have been read. Other engines find the KV when the
+server has noted it as written, which takes milliseconds, and engines of other hosts when it is in
+Redis.
 """
 
 from __future__ import annotations
@@ -14,6 +18,66 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pdkit_connector.store_barrier import LATE, STORED, deadline_s
+
+_HOLD_CONNECT_S = 2.0
+
+
+def life_socket(requests: str) -> str:
+    """Return the socket beside the one for requests, on which nothing is ever sent."""
+    return f"{requests}.life"
+
+
+def hold_connections(requests: str) -> None:
+    """Take connections, and hold each to the end of this process or of the other one."""
+    path = Path(life_socket(requests))
+    path.unlink(missing_ok=True)  # an earlier server's
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    listening.listen(128)
+    # Nothing frees the variables of a daemon thread. So the kernel closes its sockets, and only
+    # when no thread of the process can write to memory any more.
+    threading.Thread(target=_hold, args=(listening,), name="pdkit-life", daemon=True).start()
+
+
+def _hold(listening: socket.socket) -> None:
+    held: list[socket.socket] = []
+    while True:
+        held = [one for one in held if not _has_ended(one)]
+        held.append(listening.accept()[0])
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # reset
+        return True
+
+
+class Server:
+    """The server that listens at this moment, by a connection that no other process gets."""
+
+    def __init__(self, requests: str) -> None:
+        """Take hold of it.
+
+        Raises:
+            OSError: nothing listens.
+        """
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._connection.settimeout(_HOLD_CONNECT_S)
+            self._connection.connect(life_socket(requests))
+            self._connection.setblocking(False)
+        except OSError:
+            self._connection.close()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can read and write nothing any more."""
+        return _has_ended(self._connection)
+
 
 # Where KV must be before it counts as stored.
 MEMORY, REDIS = "memory", "redis"
@@ -84,15 +148,15 @@ async def stored_by_server(
         reader, writer = await asyncio.open_unix_connection(stores_socket(requests))
     except OSError as exc:
         return isinstance(exc, FileNotFoundError | ConnectionError)
-    said = asyncio.ensure_future(reader.read(1))
+    reply = asyncio.ensure_future(reader.read(1))
     try:
         writer.write(f"{where} {limit_s:.3f} {deadline_s():.3f}\n".encode())
         while answers() and clock() < until:
-            if (await asyncio.wait({said}, timeout=_LOOK_S))[0]:
-                return said.result() != LATE
+            if (await asyncio.wait({reply}, timeout=_LOOK_S))[0]:
+                return reply.result() != LATE
         return not answers()
     except ConnectionError:
         return True
     finally:
-        said.cancel()
+        reply.cancel()
         writer.close()

@@ -23,20 +23,25 @@ from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.transfer_context import create_transfer_context
 from lmcache.v1.platform.devices.cpu import shm as cpu_shm
 from own_process import CONNECTOR, last_line
-from pdkit_connector import kv_server, mp_connector, server_life, server_stores, store_barrier
+from pdkit_connector import (
+    lmcache_server,
+    server_connector,
+    server_sockets,
+    server_stores,
+    store_barrier,
+)
 from pdkit_connector.engine_report import WorkerReport
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.mp_connector import (
+from pdkit_connector.serve import SERVER_CONNECTOR, check
+from pdkit_connector.server_connector import (
     GuardedAdapter,
     GuardedSchedulerAdapter,
     HealthEvent,
     PatchedLMCacheMPConnector,
     remove_left,
 )
-from pdkit_connector.serve import MP_MODULE, check
-from pdkit_connector.server_life import Server
+from pdkit_connector.server_sockets import MEMORY, REDIS, Server, serve
 from pdkit_connector.store_barrier import LATE, STORED, answer
-from pdkit_connector.stores_socket import MEMORY, REDIS, serve
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -64,7 +69,7 @@ class Op:
 
 HOLD = """
 import sys
-from pdkit_connector.server_life import hold_connections
+from pdkit_connector.server_sockets import hold_connections
 hold_connections(sys.argv[1])
 print(flush=True)
 input()
@@ -268,7 +273,7 @@ def test_transfers_go_on_where_no_server_can_be_watched(adapter):
 @pytest.fixture
 def scheduler(tmp_path, monkeypatch, process):
     """Return a scheduler side whose server is that process, and answers no lookup."""
-    monkeypatch.setenv(mp_connector.SOCKET_ENV, str(tmp_path / "requests"))
+    monkeypatch.setenv(server_connector.SOCKET_ENV, str(tmp_path / "requests"))
     answers = {"check_lookup_result": lambda *_: None}
     for name in ("__init__", "maybe_submit_lookup_request", "cleanup_lookup_result"):
         answers[name] = lambda *_, **__: None
@@ -293,7 +298,7 @@ def test_a_lookup_is_abandoned_if_its_server_ends(tmp_path, scheduler, process):
 
 
 def test_a_lookup_is_awaited_where_no_server_can_be_watched(scheduler, monkeypatch):
-    monkeypatch.delenv(mp_connector.SOCKET_ENV)
+    monkeypatch.delenv(server_connector.SOCKET_ENV)
     scheduler.maybe_submit_lookup_request("one", [1])
     assert scheduler.check_lookup_result("one") is None
 
@@ -353,7 +358,7 @@ class Connecting:
 def test_connections_of_ended_engines_are_closed():
     listening = Connecting()
     with pytest.raises(ConnectionAbortedError):
-        server_life._hold(listening)
+        server_sockets._hold(listening)
     assert listening.held == [False, False, True]
     listening.engines[-1].close()
 
@@ -375,7 +380,7 @@ def test_what_a_request_depends_on_besides_its_tokens_decides_what_is_loaded_and
 ):
     """Its own KV if that depends on more, every token if its prompt's logprobs are requested."""
     monkeypatch.setattr(
-        mp_connector.upstream.LMCacheMPConnector,
+        server_connector.upstream.LMCacheMPConnector,
         "get_num_new_matched_tokens",
         lambda self, request, _: (self._get_or_create_request_tracker(request), 64)[1:],
     )
@@ -391,7 +396,7 @@ def test_what_a_request_depends_on_besides_its_tokens_decides_what_is_loaded_and
     tracker = scheduler.request_trackers["one"]
     tracker.append_block_ids(([1, 2],))
     tracker.increase_num_scheduled_tokens(64)
-    store = mp_connector.upstream.LMCacheMPRequestMetadata.GetStoreMetadata(tracker, 32, [32])
+    store = server_connector.upstream.LMCacheMPRequestMetadata.GetStoreMetadata(tracker, 32, [32])
     assert (store is not None) == stored
 
 
@@ -471,7 +476,7 @@ def test_what_a_failed_load_left_uncomputed_is_not_stored(kind, uncomputed):
 
 
 def test_only_the_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(mp_connector, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(server_connector, "_SHARED_MEMORY", tmp_path)
     for name in ("pdkit-1-producer-0-77_0", "pdkit-1-producer-01-77_0", "pdkit-2-producer-0-1_0"):
         (tmp_path / name).touch()
     remove_left("pdkit-1-producer-0")
@@ -481,12 +486,12 @@ def test_only_the_engines_own_shared_memory_is_removed(tmp_path, monkeypatch):
 
 
 def test_a_rank_that_starts_leaves_the_other_ranks_shared_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(mp_connector, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(server_connector, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(upstream.LMCacheMPConnector, "__init__", lambda *_: None)
-    monkeypatch.setattr(mp_connector.CpuShmTensorWrapper, "SHM_NAME_PREFIX", "/lmcache-")
+    monkeypatch.setattr(server_connector.CpuShmTensorWrapper, "SHM_NAME_PREFIX", "/lmcache-")
     monkeypatch.setattr(upstream, "LMCacheMPWorkerAdapter", upstream.LMCacheMPWorkerAdapter)
     monkeypatch.setattr(upstream, "LMCacheMPSchedulerAdapter", upstream.LMCacheMPSchedulerAdapter)
-    monkeypatch.setenv(mp_connector.SHARED_MEMORY_ENV, "pdkit-1-producer-0")
+    monkeypatch.setenv(server_connector.SHARED_MEMORY_ENV, "pdkit-1-producer-0")
     for rank in (0, 1):
         (tmp_path / f"pdkit-1-producer-0-{rank}-77_0").touch()
     config = SimpleNamespace(
@@ -496,7 +501,7 @@ def test_a_rank_that_starts_leaves_the_other_ranks_shared_memory(tmp_path, monke
     )
     PatchedLMCacheMPConnector(config, KVConnectorRole.WORKER)
     assert [file.name for file in tmp_path.iterdir()] == ["pdkit-1-producer-0-0-77_0"]
-    assert mp_connector.CpuShmTensorWrapper.SHM_NAME_PREFIX == "/pdkit-1-producer-0-1-"
+    assert server_connector.CpuShmTensorWrapper.SHM_NAME_PREFIX == "/pdkit-1-producer-0-1-"
 
 
 def test_the_server_listens_on_sockets_whatever_its_address(tmp_path, monkeypatch):
@@ -508,7 +513,7 @@ def test_the_server_listens_on_sockets_whatever_its_address(tmp_path, monkeypatc
         server, "MessageQueueServer", lambda bind_url, context: bound.append((bind_url, context))
     )
     monkeypatch.setattr(http_server.uvicorn, "Config", http_server.uvicorn.Config)
-    kv_server.listen_on_sockets(str(tmp_path / "requests"), str(tmp_path / "pages"))
+    lmcache_server.listen_on_sockets(str(tmp_path / "requests"), str(tmp_path / "pages"))
     server.MessageQueueServer(bind_url="tcp://0.0.0.0:5555", context=None)
     assert bound == [(f"ipc://{tmp_path}/requests", None)]
     config = http_server.uvicorn.Config(app=None, host="0.0.0.0", port=8080)  # noqa: S104 - not bound
@@ -516,7 +521,7 @@ def test_the_server_listens_on_sockets_whatever_its_address(tmp_path, monkeypatc
 
 
 def test_the_servers_host_arguments_cannot_be_resolved():
-    argv = kv_server.server_argv(("--l1-size-gb", "1"))
+    argv = lmcache_server.server_argv(("--l1-size-gb", "1"))
     for option in ("--host", "--http-host"):
         host = argv[argv.index(option) + 1]
         with pytest.raises(socket.gaierror):
@@ -526,10 +531,10 @@ def test_the_servers_host_arguments_cannot_be_resolved():
 STORES = """
 import sys
 from lmcache.v1.distributed.l2_adapters import config, factory
-from pdkit_connector import kv_server
+from pdkit_connector import lmcache_server
 
 offered = len(factory._PENDING_MODULES)
-kv_server.import_one_store()
+lmcache_server.import_one_store()
 print(offered > 10, config.get_registered_l2_adapter_types(), "transformers" in sys.modules)
 """
 
@@ -541,29 +546,29 @@ def test_of_the_second_tiers_adapters_only_the_plug_in_is_imported():
 @pytest.mark.parametrize("address", [None, "127.0.0.1:8005"])
 def test_the_server_shows_its_metrics_on_a_port_only_if_configured(monkeypatch, address):
     shown = []
-    monkeypatch.setattr(sys, "argv", ["kv_server", "requests", "pages"])
+    monkeypatch.setattr(sys, "argv", ["lmcache_server", "requests", "pages"])
     for name in ("hold_connections", "release_ended", "listen_on_sockets", "add_pages"):
-        monkeypatch.setattr(kv_server, name, lambda *_: None)
-    monkeypatch.setattr(kv_server, "import_one_store", lambda: None)
+        monkeypatch.setattr(lmcache_server, name, lambda *_: None)
+    monkeypatch.setattr(lmcache_server, "import_one_store", lambda: None)
     monkeypatch.setattr(server_stores, "answer_engines", lambda _: None)
-    monkeypatch.setattr(kv_server.runpy, "run_module", lambda *_, **__: None)
-    monkeypatch.setattr(kv_server.metrics_port, "serve", lambda *given: shown.append(given))
+    monkeypatch.setattr(lmcache_server.runpy, "run_module", lambda *_, **__: None)
+    monkeypatch.setattr(lmcache_server.metrics_port, "serve", lambda *given: shown.append(given))
     monkeypatch.delenv("PDKIT_METRICS_ADDRESS", raising=False)
     if address:
         monkeypatch.setenv("PDKIT_METRICS_ADDRESS", address)
-    kv_server.main()
+    lmcache_server.main()
     assert shown == ([(address, "pages")] if address else [])
 
 
 def test_fixes_of_the_other_connector_are_not_applied(monkeypatch):
     monkeypatch.setattr("pdkit_connector.serve.discover", lambda: 1 / 0)
-    check(["--kv-transfer-config", f'{{"kv_connector_module_path": "{MP_MODULE}"}}'])
+    check(["--kv-transfer-config", f'{{"kv_connector_module_path": "{SERVER_CONNECTOR}"}}'])
 
 
 @pytest.fixture
 def silent_upstream(monkeypatch):
     monkeypatch.setattr(upstream.LMCacheMPConnector, "register_kv_caches", lambda *_: None)
-    monkeypatch.setattr(mp_connector, "open_socket", lambda *_: None)
+    monkeypatch.setattr(server_connector, "open_socket", lambda *_: None)
 
 
 def registered(adapter, **given):
@@ -590,9 +595,9 @@ def test_an_engine_reports_under_which_number_the_server_knows_it(
     adapter, monkeypatch, silent_upstream
 ):
     """By it, `deploy check` finds an engine that the server forgot."""
-    monkeypatch.setattr(mp_connector, "REPORT", WorkerReport())
+    monkeypatch.setattr(server_connector, "REPORT", WorkerReport())
     registered(adapter, **{"pdkit.namespace": "pdkit:test:1"})
-    kv = json.loads(mp_connector.REPORT.dump())["kv"]
+    kv = json.loads(server_connector.REPORT.dump())["kv"]
     assert (kv["instance"], kv["chunk_size"]) == (2**62 + 1, 256)
     assert kv["lmcache"] == importlib.metadata.version("lmcache").partition("+")[0]
     assert kv["namespace"] == "pdkit:test:1"
@@ -605,8 +610,8 @@ def test_an_answer_waits_for_redis_if_other_hosts_load_from_it(
     adapter, monkeypatch, silent_upstream, tmp_path, given, said
 ):
     opened = []
-    monkeypatch.setattr(mp_connector, "open_socket", lambda _, stored: opened.append(stored))
-    monkeypatch.setenv(mp_connector.SOCKET_ENV, str(tmp_path / "kv"))
+    monkeypatch.setattr(server_connector, "open_socket", lambda _, stored: opened.append(stored))
+    monkeypatch.setenv(server_connector.SOCKET_ENV, str(tmp_path / "kv"))
     monkeypatch.setenv(store_barrier.DEADLINE_ENV, "0.3")
 
     async def wait(where, *_):
@@ -621,9 +626,9 @@ def test_a_process_with_a_wrong_number_cannot_share_gpu_memory(monkeypatch):
     monkeypatch.setenv("PDKIT_PROCESS_NUMBERS", f"{os.getpid() + 1}-{os.getpid() + 9}")
     with pytest.raises(ConnectorError, match="cannot share GPU memory"):
         object.__new__(PatchedLMCacheMPConnector).register_kv_caches({})
-    monkeypatch.setattr(sys, "argv", ["kv_server", "/nowhere/requests", "/nowhere/pages"])
+    monkeypatch.setattr(sys, "argv", ["lmcache_server", "/nowhere/requests", "/nowhere/pages"])
     with pytest.raises(ConnectorError, match="cannot share GPU memory"):
-        kv_server.main()
+        lmcache_server.main()
 
 
 @pytest.mark.parametrize("mode", ["lmcache_driven", "auto"])

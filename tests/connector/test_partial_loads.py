@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lmcache.v1.cache_engine import LMCacheEngine
-from pdkit_connector.in_engine import holes
+from pdkit_connector.in_engine import partial_loads
 from pdkit_connector.in_engine.layer_steps import idle_engine, retrieve_steps
 
 
@@ -29,8 +29,8 @@ def chunks(*spans):
 def test_chunks_count_up_to_the_first_gap(spans, kept):
     mask = torch.zeros(16, dtype=torch.bool)
     mask[4:] = True
-    assert [chunk[2:] for chunk in holes.contiguous(chunks(*spans), mask)] == kept
-    assert holes.contiguous(chunks(*spans), torch.zeros(16, dtype=torch.bool)) == []
+    assert [chunk[2:] for chunk in partial_loads.contiguous(chunks(*spans), mask)] == kept
+    assert partial_loads.contiguous(chunks(*spans), torch.zeros(16, dtype=torch.bool)) == []
 
 
 def test_a_plain_load_frees_the_chunks_that_it_does_not_return():
@@ -44,12 +44,12 @@ def test_a_plain_load_frees_the_chunks_that_it_does_not_return():
     class Engine:
         # As LMCache up to 0.4.3: the chunk before the hole is in the mask and not in the list.
         def process(self, _tokens, _mask, ret_mask):
-            holes.collected(lambda _self: objects, None)
+            partial_loads.collected(lambda _self: objects, None)
             ret_mask[:8] = True
             return [("a", objects[0], 0, 4)], 20
 
     mask = torch.zeros(16, dtype=torch.bool)
-    kept, size = holes.plain(Engine.process, Engine(), [1] * 16, None, mask)
+    kept, size = partial_loads.plain(Engine.process, Engine(), [1] * 16, None, mask)
     assert [chunk[0] for chunk in kept] == ["a"]
     assert size == 10
     assert mask.tolist() == [True] * 4 + [False] * 12
@@ -60,7 +60,9 @@ def test_a_plain_load_frees_the_chunks_that_it_does_not_return():
 def test_the_layerwise_wrapper_keeps_the_number_of_steps(healthy):
     plain = idle_engine(healthy=healthy)
     expected = steps_of(LMCacheEngine.retrieve_layer, plain)
-    assert steps_of(partial(holes.layerwise, LMCacheEngine.retrieve_layer), plain) == expected
+    assert (
+        steps_of(partial(partial_loads.layerwise, LMCacheEngine.retrieve_layer), plain) == expected
+    )
 
 
 def steps_of(method, engine):
@@ -75,7 +77,7 @@ def steps_of(method, engine):
 
 def test_interleaved_layerwise_loads_do_not_mix():
     engine = SimpleNamespace(num_layers=2, gpu_connector=SimpleNamespace(batched_to_gpu=take))
-    load = partial(holes.layerwise, retrieve)
+    load = partial(partial_loads.layerwise, retrieve)
     whole, short = load(engine, [2, 2, 2]), load(engine, [2, 1, 2])
     for _ in range(retrieve_steps(2) - 1):
         next(whole)
@@ -86,14 +88,14 @@ def test_interleaved_layerwise_loads_do_not_mix():
 
 def test_a_mover_that_refuses_a_short_list_does_not_end_the_load():
     engine = SimpleNamespace(num_layers=2, gpu_connector=SimpleNamespace(batched_to_gpu=refuse))
-    *_, mask = holes.layerwise(retrieve, engine, [1, 2])
+    *_, mask = partial_loads.layerwise(retrieve, engine, [1, 2])
     assert mask.tolist() == [False, False]
 
 
 def test_any_other_error_of_a_mover_ends_the_load():
     engine = SimpleNamespace(num_layers=2, gpu_connector=SimpleNamespace(batched_to_gpu=refuse))
     with pytest.raises(ValueError, match="objects"):
-        list(holes.layerwise(retrieve, engine, [3, 2]))
+        list(partial_loads.layerwise(retrieve, engine, [3, 2]))
 
 
 def refuse(starts, ends, **_kwargs):

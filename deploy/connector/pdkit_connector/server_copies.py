@@ -67,7 +67,7 @@ def _unless_in_place(copy: Callable[..., None]) -> Callable[..., None]:
 
 
 def _address(one: Any) -> Any:
-    """Return where a tensor or an object of LMCache's is."""
+    """Return the address of a tensor or of an object of LMCache."""
     return one.data_ptr() if callable(one.data_ptr) else one.data_ptr
 
 
@@ -104,7 +104,7 @@ class InPlace:
 
 
 def _places(context: Any, group: int) -> tuple[int, int]:
-    """Return where a group of layers lies in a chunk's staging buffer, in bytes."""
+    """Return the range of bytes that a group of layers has in a chunk's staging buffer."""
     of_group = context.kv_layer_groups_manager.object_groups[group].kernel_group_indices
     offsets = context.tmp_chunk_group_offsets_
     return offsets[of_group[0]], offsets[of_group[-1] + 1]

@@ -14,9 +14,9 @@ import torch
 from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector import store_barrier
 from pdkit_connector.counters import COUNTERS
-from pdkit_connector.fixes import b23_pieces
-from pdkit_connector.in_engine import pieces
-from pdkit_connector.setting import Setting
+from pdkit_connector.fixes import b23_staging
+from pdkit_connector.in_engine import staging
+from pdkit_connector.registry import Setting
 from redis_servers import eventually
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
@@ -55,7 +55,7 @@ def fixed(restored):
     manager = importlib.import_module("lmcache.v1.storage_backend.storage_manager").StorageManager
     restored(engine, "store", "retrieve")
     restored(manager, "allocate", "batched_allocate")
-    b23_pieces.apply(Setting())
+    b23_staging.apply(Setting())
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_prompt_five_times_the_staging_memory_is_moved_whole(make_engine, lost
 
 
 def test_only_what_fits_the_staging_memory_is_moved_without_the_fix(make_engine, monkeypatch):
-    monkeypatch.setattr(pieces, "piece_tokens", lambda _engine: len(TOKENS))
+    monkeypatch.setattr(staging, "piece_tokens", lambda _engine: len(TOKENS))
     producer = make_engine()
     stored(producer)
     all_ended()
@@ -231,7 +231,7 @@ def test_every_chunk_is_counted_if_redis_hangs(make_engine, server, lost):
 def test_a_store_that_never_ends_is_waited_for_once(make_engine, monkeypatch, lost):
     """What hangs forever holds a step up to its deadline, not each step that follows."""
     monkeypatch.setenv(store_barrier.DEADLINE_ENV, "0.2")
-    monkeypatch.setattr(pieces, "_given_up", set())
+    monkeypatch.setattr(staging, "_given_up", set())
     engine = make_engine()
     pool, held = engine.storage_manager.storage_backends["LocalCPUBackend"], []
     while memory := pool.allocate(
@@ -244,7 +244,7 @@ def test_a_store_that_never_ends_is_waited_for_once(make_engine, monkeypatch, lo
         assert lost() == {"no_room": CHUNKS}
         # The module's own clock: threads of LMCache sleep, too.
         clock = mock.Mock(wraps=time)
-        monkeypatch.setattr(pieces, "time", clock)
+        monkeypatch.setattr(staging, "time", clock)
         stored(engine)
         assert not clock.sleep.called and lost() == {"no_room": 2 * CHUNKS}
     finally:

@@ -269,7 +269,7 @@ GATED = """
 import functools, os, time
 from pathlib import Path
 from lmcache.v1.multiprocess.modules.lmcache_driven_transfer import LMCacheDrivenTransferModule
-from pdkit_connector import kv_server
+from pdkit_connector import lmcache_server
 gate, load = Path(os.environ["PDKIT_TEST_GATE"]), LMCacheDrivenTransferModule.retrieve
 @functools.wraps(load)
 def wait(self, key, *more):
@@ -278,7 +278,7 @@ def wait(self, key, *more):
         time.sleep(0.01)
     return load(self, key, *more)
 LMCacheDrivenTransferModule.retrieve = wait
-kv_server.main()
+lmcache_server.main()
 """
 
 

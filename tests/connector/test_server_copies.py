@@ -12,7 +12,7 @@ from lmcache.v1.multiprocess import object_group_transfer
 from lmcache.v1.multiprocess.modules import lmcache_driven_transfer
 from lmcache.v1.platform.devices.cpu.cache_context import CPUCacheContext
 from lmcache.v1.platform.torch_ops import mp_mem_kernels
-from pdkit_connector.tier_copies import InPlace, Run, copy_once, runs, transfer_blocks
+from pdkit_connector.server_copies import InPlace, Run, copy_once, runs, transfer_blocks
 
 BLOCKS, LAYERS, HEADS, SIZE, HEAD = 40, 3, 2, 4, 6
 PER_CHUNK = 4

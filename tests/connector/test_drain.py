@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from pdkit_connector import leave
+from pdkit_connector import drain
 
 KEY = "engines-only"
 PAGE = """\
@@ -62,7 +62,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 def test_an_engine_waits_for_running_and_queued_requests_before_it_ends(engine: Engine) -> None:
     engine.running, engine.waiting = 1, 2
     slept: list[float] = []
-    assert leave.wait(engine.server_port, 60, slept.append)
+    assert drain.wait(engine.server_port, 60, slept.append)
     assert engine.read == 4
     assert slept == [35, 1, 1, 1], "for routers, then until all have ended"
 
@@ -70,7 +70,7 @@ def test_an_engine_waits_for_running_and_queued_requests_before_it_ends(engine: 
 def test_an_engine_ends_at_its_time_limit(engine: Engine) -> None:
     engine.running = 100
     seconds = iter(range(100))
-    assert not leave.wait(engine.server_port, 4, lambda _: None, lambda: next(seconds))
+    assert not drain.wait(engine.server_port, 4, lambda _: None, lambda: next(seconds))
     assert engine.read == 3
 
 
@@ -83,13 +83,13 @@ def test_a_busy_engine_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> Non
             raise answer
         return answer
 
-    monkeypatch.setattr(leave, "requests_of", requests_of)
-    assert leave.wait(1, 60, lambda _: None)
+    monkeypatch.setattr(drain, "requests_of", requests_of)
+    assert drain.wait(1, 60, lambda _: None)
     assert next(answers, None) is None, "it was asked again"
 
 
 def test_a_dead_engine_is_not_waited_for(engine: Engine) -> None:
     port = engine.server_port
     engine.server_close()
-    assert leave.wait(port, 60, lambda _: None)
+    assert drain.wait(port, 60, lambda _: None)
     assert engine.read == 0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pdkit_connector.in_engine import pieces
+from pdkit_connector.in_engine import staging
 from pdkit_connector.in_engine.layer_steps import replace_method, was_replaced
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 
 def probe(_setting: Setting) -> ProbeResult:
-    """See whether a prompt larger than staging memory is moved in pieces."""
+    """See whether a prompt larger than staging memory is moved in staging."""
     from lmcache.v1.cache_engine import LMCacheEngine
 
-    if was_replaced(LMCacheEngine.store, pieces.storing):
+    if was_replaced(LMCacheEngine.store, staging.storing):
         return ProbeResult(Need.NOT_NEEDED, "KV crosses staging memory in pieces")
     return ProbeResult(Need.NEEDED, "all KV of a call is staged at once, or dropped")
 
@@ -22,10 +21,10 @@ def apply(_setting: Setting) -> str:
     from lmcache.v1.cache_engine import LMCacheEngine
     from lmcache.v1.storage_backend.storage_manager import StorageManager
 
-    replace_method(LMCacheEngine, "store", pieces.storing)
-    replace_method(LMCacheEngine, "retrieve", pieces.loading)
-    replace_method(StorageManager, "allocate", pieces.waiting)
-    replace_method(StorageManager, "batched_allocate", pieces.waiting_layerwise)
+    replace_method(LMCacheEngine, "store", staging.storing)
+    replace_method(LMCacheEngine, "retrieve", staging.loading)
+    replace_method(StorageManager, "allocate", staging.waiting)
+    replace_method(StorageManager, "batched_allocate", staging.waiting_layerwise)
     return "KV crosses staging memory in pieces, and a store waits for room"
 
 
