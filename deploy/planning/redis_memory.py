@@ -65,6 +65,11 @@ class RedisMemory:
         """The limit in words."""
         return "no limit" if self.limit_bytes == 0 else _size(self.limit_bytes)
 
+    @property
+    def limit_mib(self) -> str:
+        """The limit as it is set, in MiB; "" where there is none, or none is known."""
+        return f"{self.limit_bytes / MIB:.0f} MiB" if self.limit_bytes else ""
+
     def __str__(self) -> str:
         """Return how full it is, as in "8 MiB of 1.0 GiB"."""
         return f"{_size(self.used_bytes)} of {self.limit}"

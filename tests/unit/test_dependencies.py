@@ -33,7 +33,10 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # Part of pydantic, which needs one version of it.
 PYDANTIC = {"pydantic-core"}
 # Modules of what the connector enters, with what that brings.
-ENGINES = {"vllm", "lmcache", "torch", "transformers", "starlette", "uvicorn", "opentelemetry"}
+ENGINES = {
+    "vllm", "lmcache", "torch", "transformers", "huggingface_hub", "starlette", "uvicorn",
+    "opentelemetry",
+}  # fmt: skip
 
 
 def names(requirements: Iterable[str]) -> set[str]:

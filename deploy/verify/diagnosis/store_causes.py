@@ -75,8 +75,8 @@ def full(evidence: Evidence) -> Diagnosis | None:
         return None
     if evidence.store.evicted and evidence.store.memory.evicts_kv:
         return None  # it evicts, but is too small: see `evicts`
-    memory = evidence.store.memory
-    size = f" (maxmemory {memory.limit})" if memory.limit_bytes else ""
+    limit = evidence.store.memory.limit_mib
+    size = f" (maxmemory {limit})" if limit else ""
     policy = (
         f" and its maxmemory-policy is {evidence.store.policy}" if evidence.store.policy else ""
     )
@@ -124,8 +124,8 @@ def perhaps_evicts(evidence: Evidence) -> Diagnosis | None:
 
 def _evicted(evidence: Evidence) -> Diagnosis:
     keys = f"; {evidence.vanished} of them belong to the check" if evidence.vanished else ""
-    memory = evidence.store.memory
-    size = f" ({memory.limit})" if memory.limit_bytes else ""
+    limit = evidence.store.memory.limit_mib
+    size = f" ({limit})" if limit else ""
     return Diagnosis(
         "store_evicts",
         f"Redis is full{size} and evicted {evidence.store.evicted} keys during the check, before "

@@ -43,6 +43,11 @@ def test_in_words_and_as_a_share(memory: RedisMemory, text: str, share: float | 
     assert (str(memory), memory.share) == (text, share)
 
 
+def test_a_limit_as_it_is_set() -> None:
+    limits = [RedisMemory(limit_bytes=limit).limit_mib for limit in (1 << 30, 0, None)]
+    assert limits == ["1024 MiB", "", ""]
+
+
 @pytest.mark.parametrize(
     ("policy", "evicts", "keeps"),
     [
