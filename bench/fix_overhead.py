@@ -81,8 +81,7 @@ def serve(side: str, port: int) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.insert(0, str(ROOT / "deploy" / "connector"))
-    from pdkit_connector.registry import Registry, discover
-    from pdkit_connector.setting import Setting
+    from pdkit_connector.registry import Registry, Setting, discover
 
     registry = Registry(discover())
     off = [fix.id for fix in registry.fixes if side == "untouched" and fix.id not in NEEDED_ON_CPU]

@@ -107,12 +107,11 @@ def golden(repo: Path) -> Callable[[str, str], None]:
     return compare
 
 
-@pytest.fixture(scope="session")
-def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("dist")
+def build_wheel(folder: Path, target: Path) -> Path:
+    """Build the wheel of a folder with a pyproject.toml."""
     done = subprocess.run(
         (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)),
-        cwd=repo,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
@@ -121,6 +120,11 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     (built,) = target.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="session")
+def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(repo, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="session")

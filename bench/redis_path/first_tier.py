@@ -74,7 +74,7 @@ class FirstTier:
     """An engine's adapters, with a server that is started for them."""
 
     def __init__(self, where: Where, engine: int) -> None:  # noqa: ARG002 - no Redis
-        from pdkit_connector.mp_connector import SOCKET_ENV
+        from pdkit_connector.server_connector import SOCKET_ENV
 
         self._folder = tempfile.TemporaryDirectory()
         requests, pages = (str(Path(self._folder.name, name)) for name in ("kv", "pages"))
@@ -83,7 +83,7 @@ class FirstTier:
         self._server = subprocess.Popen(
             (
                 *_ENDS_WITH_US,
-                sys.executable, "-m", "pdkit_connector.kv_server", requests, pages,
+                sys.executable, "-m", "pdkit_connector.lmcache_server", requests, pages,
                 "--l1-size-gb", str(_SERVER_GIB), "--no-l1-use-lazy", "--eviction-policy", "LRU",
                 "--chunk-size", str(CHUNK), "--supported-transfer-mode", "lmcache_driven",
                 "--max-gpu-workers", "1",
@@ -102,7 +102,7 @@ class FirstTier:
         import zmq
         from lmcache.integration.vllm.vllm_multi_process_adapter import ParallelStrategy
         from lmcache.v1.multiprocess.group_view import EngineGroupInfo
-        from pdkit_connector.mp_connector import GuardedAdapter, GuardedSchedulerAdapter
+        from pdkit_connector.server_connector import GuardedAdapter, GuardedSchedulerAdapter
 
         self._count = count
         layers, heads, size = (value_bytes // MIB, HEADS, HEAD_SIZE)

@@ -28,10 +28,10 @@ def slower(serve: Serve, spin_us: float) -> Serve:
 def main() -> None:
     """Run the router until it is told to stop."""
     from pdkit_router import __main__ as router  # of the tree that is measured
-    from pdkit_router import page
+    from pdkit_router import metrics
 
-    serve = slower(page.FrontDoor.serve, float(sys.argv.pop(1)))
-    page.FrontDoor.serve = serve  # type: ignore[method-assign, assignment]
+    serve = slower(metrics.FrontDoor.serve, float(sys.argv.pop(1)))
+    metrics.FrontDoor.serve = serve  # type: ignore[method-assign, assignment]
     router.main()
 
 

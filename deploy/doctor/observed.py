@@ -13,6 +13,7 @@ from deploy.planning.break_even import LastBenchmark
 from deploy.planning.connector import ConnectorChoice
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
+from deploy.planning.redis_memory import RedisMemory
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,11 @@ class RedisSeen:
     policy: str | None = None
     append_only: bool | None = None
     snapshots: str | None = None
+
+    @property
+    def memory(self) -> RedisMemory:
+        """How much it may hold, and what it does then."""
+        return RedisMemory(None, self.max_memory_bytes, self.policy)
 
 
 @dataclass(frozen=True)

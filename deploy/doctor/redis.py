@@ -7,8 +7,6 @@ from deploy.doctor.observed import RedisSeen, Seen
 from deploy.planning.memory import GIB
 
 _MIN_MAJOR = 5
-# Without expiry, such policies never drop a stack's keys.
-_KEEPING = ("noeviction", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl")
 _SMALL_BYTES = GIB
 
 
@@ -24,7 +22,7 @@ def _policy(seen: Seen) -> Verdict | None:
             "it grows until its machine runs out of memory and kills it",
             "CONFIG SET maxmemory 8gb, and maxmemory in its redis.conf",
         )
-    keeping = [one.policy for one in seen.redis if one.policy in _KEEPING]
+    keeping = [one.policy for one in seen.redis if one.memory.keeps_kv]
     if keeping:
         return warn(
             f"maxmemory-policy of your Redis is {keeping[0]}",

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from deploy.planning.redis_memory import RedisMemory, sum_of_known, together
+
 
 @dataclass(frozen=True)
 class StoreStats:
@@ -38,6 +40,11 @@ class StoreStats:
     replica: bool = False
     version: str | None = None
 
+    @property
+    def memory(self) -> RedisMemory:
+        """How full it is."""
+        return RedisMemory(self.used_memory_bytes, self.max_memory_bytes, self.policy)
+
     def restarted_since(self, earlier: StoreStats) -> bool:
         """Tell whether this is another life of the server, or another server."""
         known = None not in (self.run_id, earlier.run_id)
@@ -55,13 +62,13 @@ def combined(readings: Sequence[StoreStats]) -> StoreStats:
     """Return the sums over servers that share the keys; without a limit, if one has none."""
     if len(readings) == 1:
         return readings[0]
-    most = [one.max_memory_bytes for one in readings]
+    memory = together([one.memory for one in readings])
     ids = [one.run_id for one in readings]
     return replace(
         readings[0],
         keys=sum_of_known([one.keys for one in readings]),
-        used_memory_bytes=sum_of_known([one.used_memory_bytes for one in readings]),
-        max_memory_bytes=0 if 0 in most else sum_of_known(most),
+        used_memory_bytes=memory.used_bytes,
+        max_memory_bytes=memory.limit_bytes,
         evicted_keys=sum_of_known([one.evicted_keys for one in readings]),
         flushes=sum_of_known([one.flushes for one in readings]),
         run_id=None if None in ids else " ".join(sorted(map(str, ids))),
@@ -72,9 +79,3 @@ def combined(readings: Sequence[StoreStats]) -> StoreStats:
         errors=dict(sum((Counter(one.errors) for one in readings), Counter())),
         replica=any(one.replica for one in readings),
     )
-
-
-def sum_of_known(numbers: Sequence[int | None]) -> int | None:
-    """Return the sum of numbers; None if one is unknown."""
-    known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None

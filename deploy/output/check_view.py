@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from deploy.output.table import percent, table, told, told_size
+from deploy.output.table import percent, table, told
 from deploy.verify.canaries import CanaryFindings, ago
 from deploy.verify.hits import Hits, Tiers, added, is_pinned, pinned_range
 from deploy.verify.items import ROUTER
@@ -82,8 +82,7 @@ def _answers_line(same: Equivalence) -> str:
 def _store_line(store: StoreUse) -> str:
     return (
         f"Redis: {told(store.keys_before)} → {told(store.keys_after)} keys, "
-        f"{told_size(store.used_memory_bytes)} of {_limit(store.max_memory_bytes)} used, "
-        f"{told(store.evicted_keys)} evicted; "
+        f"{store.memory} used, {told(store.evicted_keys)} evicted; "
         f"{told(store.keys_removed)} keys of the check removed"
     )
 
@@ -165,10 +164,6 @@ def _asides(report: CheckReport) -> Iterator[str]:
             f"Others: {report.others} requests were served meanwhile; the pairs' hits are the "
             "check's own, Redis's numbers include all requests"
         )
-
-
-def _limit(most: int | None) -> str:
-    return "unlimited" if most == 0 else told_size(most)
 
 
 def _path_line(path: StorePath) -> str:

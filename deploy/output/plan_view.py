@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from deploy.output.table import percent, size, table
+from deploy.output.table import percent, table
 from deploy.planning.engines import EnginePlan
-from deploy.planning.memory import GIB
+from deploy.planning.memory import GIB, size
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
 from deploy.workflows.prepare import Prepared, engine_image

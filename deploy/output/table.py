@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from deploy.planning.memory import size
+
 
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[str] = ()
@@ -41,16 +43,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def size(mib: float) -> str:
-    """Return MiB as MiB or GiB."""
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
-
-
 def told(number: int | None) -> str:
     """Return a number of Redis's; its user may not be allowed to ask."""
     return "?" if number is None else str(number)
 
 
 def told_size(size_bytes: int | None) -> str:
-    """Return a size that Redis reports, or a question mark."""
+    """Return a size that a service reports, or a question mark."""
     return "?" if size_bytes is None else size(size_bytes / 2**20)

@@ -12,7 +12,8 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from deploy.doctor.finding import Finding
-from deploy.output.table import duration, percent, size, table, told, told_size
+from deploy.output.table import duration, percent, table, told, told_size
+from deploy.planning.memory import size
 from deploy.verify.store_path import StorePath
 from deploy.workflows.doctor import Examination
 
@@ -153,11 +154,7 @@ def _store_line(status: StackStatus) -> str:
     store = status.store
     if store is None:
         return f"{whose}: does not answer"
-    most = "no limit" if store.max_memory_bytes == 0 else told_size(store.max_memory_bytes)
-    return (
-        f"{whose}: {told(store.keys)} keys, {told_size(store.used_memory_bytes)} of {most}, "
-        f"{told(store.evicted_keys)} evicted"
-    )
+    return f"{whose}: {told(store.keys)} keys, {store.memory}, {told(store.evicted_keys)} evicted"
 
 
 def _prompts_line(status: StackStatus) -> list[str]:

@@ -8,7 +8,7 @@ from textwrap import shorten
 
 from deploy.metrics.events import Event
 from deploy.metrics.frame import EngineFrame, Frame, StoreFrame
-from deploy.output.table import duration, percent, table, told, told_size
+from deploy.output.table import duration, percent, table, told
 from deploy.verify.hits import Tiers
 
 WIDTH = 80
@@ -95,10 +95,9 @@ def _store_lines(store: StoreFrame | None) -> list[str]:
     if store is None:
         return ["redis    does not answer"]
     stats, interval = store.stats, store.interval
-    used, most = stats.used_memory_bytes, stats.max_memory_bytes
-    limit = "no limit" if most == 0 else told_size(most)
-    share = f" ({percent(used / most)})" if used and most else ""
-    line = f"redis    {told_size(used)} of {limit}{share}, {told(stats.keys)} keys, "
+    memory = stats.memory
+    share = f" ({percent(memory.share)})" if memory.share else ""
+    line = f"redis    {memory}{share}, {told(stats.keys)} keys, "
     lines = [f"{line}{told(stats.clients)} clients"]
     if interval is not None:
         received, sent = interval.rate(interval.received_bytes), interval.rate(interval.sent_bytes)

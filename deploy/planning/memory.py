@@ -30,6 +30,11 @@ _UNKNOWN_CONTEXT = 8192
 ANSWER_TOKENS = 16
 
 
+def size(mib: float) -> str:
+    """Return MiB as MiB or GiB."""
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
+
+
 @dataclass(frozen=True)
 class KvSpace:
     """The KV space of one engine.

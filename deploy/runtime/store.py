@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
-from deploy.metrics.store_stats import StoreStats, combined, sum_of_known
+from deploy.metrics.store_stats import StoreStats, combined
+from deploy.planning.redis_memory import RedisMemory, sum_of_known
 
 _SCAN_COUNT = 1000
 # For all keys of a server, and for those of a check. A hostile one never says that this was all.
@@ -102,10 +103,11 @@ def stats_from(info: Mapping[str, Any], keys: int | None) -> StoreStats:
     }
     counted = any(name.startswith("cmdstat_") for name in info)
     flushes = sum(_part(info.get(f"cmdstat_{name}", ""), "calls") for name in _FLUSHES)
+    memory = RedisMemory.read(info)
     return StoreStats(
         keys=keys,
-        used_memory_bytes=number("used_memory"),
-        max_memory_bytes=number("maxmemory"),
+        used_memory_bytes=memory.used_bytes,
+        max_memory_bytes=memory.limit_bytes,
         evicted_keys=number("evicted_keys"),
         flushes=flushes if counted else None,
         run_id=str(info["run_id"]) if "run_id" in info else None,
@@ -114,7 +116,7 @@ def stats_from(info: Mapping[str, Any], keys: int | None) -> StoreStats:
         sent_bytes=number("total_net_output_bytes"),
         clients=number("connected_clients"),
         errors=errors,
-        policy=str(info.get("maxmemory_policy") or "") or None,
+        policy=memory.policy,
         replica=str(info.get("role", "")) == "slave",
         version=str(info["redis_version"]) if "redis_version" in info else None,
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.connector.pdkit_connector.redis_url import Node, RedisUrl
 from deploy.metrics.store_stats import StoreStats, combined
+from deploy.planning.redis_memory import RedisMemory
 from deploy.runtime.redis_client import (
     NOT_OF_REDIS,
     bounded,
@@ -247,11 +248,11 @@ def _settings(client: Any) -> RedisSeen:
 
     info = if_allowed(client.info) or {}
     saves = if_allowed(client.config_get, "save") or {}
-    append_only = info.get("aof_enabled")
+    append_only, memory = info.get("aof_enabled"), RedisMemory.read(info)
     return RedisSeen(
         version=str(info["redis_version"]) if "redis_version" in info else None,
-        max_memory_bytes=int(info["maxmemory"]) if "maxmemory" in info else None,
-        policy=str(info["maxmemory_policy"]) if "maxmemory_policy" in info else None,
+        max_memory_bytes=memory.limit_bytes,
+        policy=memory.policy,
         append_only=None if append_only is None else bool(append_only),
         snapshots=saves.get("save"),
     )

@@ -51,7 +51,7 @@ def kv_server_service(
         name=server.name,
         role="kv-server",
         argv=(
-            layout.engine_program, "-m", "pdkit_connector.kv_server",
+            layout.engine_program, "-m", "pdkit_connector.lmcache_server",
             layout.kv_requests, pages.seen_at,
             "--l1-size-gb", f"{server.kv_mib / 1024:g}",
             # All of it at once: what is not there is noticed when the stack starts.
@@ -140,7 +140,7 @@ def transfer_config(plan: Plan, layout: Layout, namespace: str) -> dict[str, Any
     stored_in = "redis" if spans_hosts(plan.spec, plan.topology) else "memory"
     return {
         "kv_connector": "PatchedLMCacheMPConnector",
-        "kv_connector_module_path": "pdkit_connector.mp_connector",
+        "kv_connector_module_path": "pdkit_connector.server_connector",
         "kv_connector_extra_config": {
             "lmcache.mp.server_urls": [f"ipc://{layout.kv_requests}"],
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",

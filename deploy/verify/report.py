@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainSerializer, computed_field
 
 from deploy.document import FINITE, HIDDEN, OPTIONAL, Finite, Rounded, Rounded2, as_document
+from deploy.planning.redis_memory import RedisMemory
 from deploy.verify.canaries import CanaryFindings
 from deploy.verify.equivalence import LOGPROB_TOLERANCE
 from deploy.verify.hits import Counted, Hits, PairResult, Phase, StoreRace, Vllm
@@ -65,6 +66,11 @@ class StoreUse:
     max_memory_bytes: int | None = 0
     evicted_keys: int | None = 0
     keys_removed: int | None = 0
+
+    @property
+    def memory(self) -> RedisMemory:
+        """How full it is."""
+        return RedisMemory(self.used_memory_bytes, self.max_memory_bytes)
 
 
 @dataclass(frozen=True)

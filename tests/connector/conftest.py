@@ -15,7 +15,8 @@ gc.disable()
 
 sys.path.insert(0, str(CONNECTOR))
 
-from pdkit_connector.redis_path.client import Client, Limits  # noqa: E402
+from pdkit_connector.redis_path.settings import Limits  # noqa: E402
+from pdkit_connector.redis_path.transfer import Client  # noqa: E402
 from redis_chunks import client  # noqa: E402
 from redis_kinds import certificates, cluster, sentinel, tls  # noqa: E402, F401 - fixtures
 from redis_servers import Server, Servers  # noqa: E402

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from pdkit_connector.counters import Counters
 from pdkit_connector.log import get_logger
-from pdkit_connector.redis_path.client import Client, Limits
-from pdkit_connector.redis_path.link import Deadline
+from pdkit_connector.redis_path.protocol import Deadline
+from pdkit_connector.redis_path.settings import Limits
+from pdkit_connector.redis_path.transfer import Client
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 
 LAYOUT = "a layout"

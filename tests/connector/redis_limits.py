@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from pdkit_connector.redis_path.client import Limits
+from pdkit_connector.redis_path.settings import Limits
 from redis_chunks import loaded, stored
 
 from tests.connector import fair_clock

@@ -28,9 +28,8 @@ from pdkit_connector.in_engine.adapter_miniature import (
     miniature,
 )
 from pdkit_connector.in_engine.step_requests import of_step, resumed_ids, without
-from pdkit_connector.registry import FixState, Need, apply_fix, discover
+from pdkit_connector.registry import FixState, Need, Setting, apply_fix, discover
 from pdkit_connector.request_view import RequestView, viewed
-from pdkit_connector.setting import Setting
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import RequestStatus
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pdkit_connector.errors import UnsupportedSetting
 from pdkit_connector.fixes import b17_cpu_mover as b17
-from pdkit_connector.registry import FixState, apply_fix
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import FixState, Setting, apply_fix
 
 
 @pytest.fixture(autouse=True)

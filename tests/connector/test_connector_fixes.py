@@ -19,8 +19,7 @@ from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.fixes import b17_cpu_mover as b17
 from pdkit_connector.in_engine.cpu_mover import BlockMover, LayerwiseBlockMover
 from pdkit_connector.in_engine.layer_steps import idle_engine
-from pdkit_connector.registry import FixState, Registry, apply_fix, discover
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import FixState, Registry, Setting, apply_fix, discover
 
 FIXES = {fix.id: fix for fix in discover()}
 NO_ENGINE = Setting()

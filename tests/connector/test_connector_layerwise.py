@@ -22,8 +22,7 @@ from pdkit_connector.fixes import b18_layerwise_shortfall as b18
 from pdkit_connector.in_engine.adapter_miniature import idle_adapter
 from pdkit_connector.in_engine.layer_steps import idle_engine, replace_method
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import FixState, Need, apply_fix
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import FixState, Need, Setting, apply_fix
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "versions"))
 

@@ -16,7 +16,7 @@ from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
 from pdkit_connector.in_engine.cpu_blocks import PagedKV
 from pdkit_connector.in_engine.cpu_mover import BlockMover, LayerwiseBlockMover
-from pdkit_connector.in_engine.refused_loads import as_miss
+from pdkit_connector.in_engine.partial_loads import as_miss
 
 MODES = {"plain": (store_plain, load_plain), "layerwise": (store_layered, load_layered)}
 SHAPES = [

@@ -11,8 +11,7 @@ from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
 from pdkit_connector.fixes import b06_packed_kv as b06
 from pdkit_connector.in_engine.packed_kv import PackedLayout, PackedMover, common_layout
-from pdkit_connector.registry import FixState, Need, apply_fix
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import FixState, Need, Setting, apply_fix
 
 LAYERS, BLOCKS, HEADS, SIZE, HEAD = 2, 5, 3, 4, 8
 CARD = Setting(device_type="cuda", block_size=SIZE, head_size=HEAD)

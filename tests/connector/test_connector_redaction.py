@@ -18,8 +18,7 @@ from pdkit_connector.redaction import (
     redact_stream,
     secrets_in,
 )
-from pdkit_connector.registry import FixState, apply_fix
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import FixState, Setting, apply_fix
 
 SECRET = "hunter2hunter2"
 

@@ -15,8 +15,7 @@ from lmcache.v1.storage_backend.connector.redis_connector import RedisConnector
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 from pdkit_connector.fixes import b07_hole, b08_loop_deadlock
-from pdkit_connector.registry import FixState, apply_fix
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import FixState, Setting, apply_fix
 
 from bench.redis_server import RedisServer
 from tests.connector import fair_clock

@@ -15,11 +15,11 @@ from pdkit_connector.registry import (
     Need,
     ProbeResult,
     Registry,
+    Setting,
     apply_fix,
     disabled_ids,
     discover,
 )
-from pdkit_connector.setting import Setting
 
 MODULE = """
 from pdkit_connector.registry import Fix, Need, ProbeResult

@@ -163,7 +163,7 @@ class TestTheModelsFiles:
         assert "have changed since this stack was started" in done.stdout + done.stderr
 
 
-MP = json.dumps({"kv_connector_module_path": serve.MP_MODULE})
+MP = json.dumps({"kv_connector_module_path": serve.SERVER_CONNECTOR})
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from pdkit_connector import log_files
-from pdkit_connector.log_files import bound_logs, free_oldest, leave_out_polls
+from pdkit_connector import log as module
+from pdkit_connector.log import bound_logs, free_oldest, leave_out_polls
 
 MIB = 2**20
 LINE = b"x" * 1023 + b"\n"
@@ -67,11 +67,11 @@ def test_all_logs_of_the_stack_are_watched(log: Path, monkeypatch: pytest.Monkey
             twice.set()
 
     (log.parent / "notes.txt").touch()
-    monkeypatch.setattr(log_files, "free_oldest", note)
-    monkeypatch.setattr(log_files, "_LOOK_S", 0.0)
+    monkeypatch.setattr(module, "free_oldest", note)
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
     bound_logs({"PDKIT_STACK_HOME": str(log.parents[1])})
     assert twice.wait(10)
-    monkeypatch.setattr(log_files, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(module, "_LOOK_S", 3600.0)
     assert set(seen) == {"engine.log"}
 
 
@@ -86,9 +86,9 @@ def test_a_file_system_without_hole_punching_is_named(
     def refuse(_: Path) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(log_files, "free_oldest", refuse)
-    monkeypatch.setattr(log_files, "get_logger", logging.getLogger)
-    log_files._watch(log.parent)
+    monkeypatch.setattr(module, "free_oldest", refuse)
+    monkeypatch.setattr(module, "get_logger", logging.getLogger)
+    module._watch(log.parent)
     assert "grow without limit: [Errno 95] Operation not supported" in caplog.text
 
 

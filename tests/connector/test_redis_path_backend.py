@@ -17,7 +17,7 @@ from pdkit_connector import engine_report, metrics, store_barrier, worker_socket
 from pdkit_connector.connector import PatchedLMCacheConnector, require_plugins
 from pdkit_connector.counters import COUNTERS, Counters
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.redis_path.failures import failures
+from pdkit_connector.redis_path.settings import failures
 from pdkit_connector.registry import Registry
 from pdkit_connector.store_barrier import HoldUntilStored
 from pdkit_connector.worker_socket import ask_now

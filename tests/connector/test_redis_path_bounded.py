@@ -9,10 +9,9 @@ from itertools import product
 from types import SimpleNamespace
 
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path import backoff
-from pdkit_connector.redis_path.attempts import Attempts
-from pdkit_connector.redis_path.backoff import Backoff
-from pdkit_connector.redis_path.link import ReplyError
+from pdkit_connector.redis_path import pool
+from pdkit_connector.redis_path.pool import Attempts, Backoff
+from pdkit_connector.redis_path.protocol import ReplyError
 from redis_chunks import LIMITS as PATIENT
 from redis_chunks import Pool, Storing, Warnings, client, loaded, prompt, stored
 from redis_limits import BACK_S, LIMITS, SLACK_S, all_miss_in_time, unpaused, within, works
@@ -268,7 +267,7 @@ def test_close_does_not_wait_for_a_redis_that_hangs(server):
 
 def test_pauses_after_failures_are_short_and_end_with_the_first_success(monkeypatch):
     at = 100.0
-    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: at))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: at))
     tried = Backoff("testing")
 
     def pause_s():

@@ -8,8 +8,8 @@ import time
 import pytest
 import redis
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.redis_path.address import parse
-from pdkit_connector.redis_path.client import Limits
+from pdkit_connector.redis_path.servers import parse
+from pdkit_connector.redis_path.settings import Limits
 from redis.crc import key_slot
 from redis_chunks import Warnings, client, loaded, payload, prompt, stored
 from redis_kinds import address, node_id, state

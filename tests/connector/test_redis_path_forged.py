@@ -8,8 +8,8 @@ import pytest
 import torch
 from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.counters import COUNTERS
-from pdkit_connector.redis_path import reading
-from pdkit_connector.redis_path.failures import failures
+from pdkit_connector.redis_path import protocol
+from pdkit_connector.redis_path.settings import failures
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
 from redis_backend import PAYLOAD, loaded, made, stored
 from redis_chunks import another_batch
@@ -105,7 +105,7 @@ def test_a_value_replaced_while_it_is_read(server, backend, signed, forged, monk
         return allocate(header, deadline)
 
     for size in ("_FIRST_BYTES", "_RANGE_BYTES"):
-        monkeypatch.setattr(reading, size, PAYLOAD // 5)
+        monkeypatch.setattr(protocol, size, PAYLOAD // 5)
     monkeypatch.setattr(signed, "_allocate", allocate_and_replace)
     corrupt = COUNTERS.value("chunks", operation="load", result="corrupt")
     replaced = COUNTERS.value("replaced")

@@ -7,7 +7,7 @@ import struct
 from types import SimpleNamespace
 
 import pytest
-from pdkit_connector.redis_path.link import Deadline, Link
+from pdkit_connector.redis_path.protocol import Deadline, Link
 
 
 class Told(socket.socket):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pdkit_connector.redis_path import login, routing_table
-from pdkit_connector.redis_path.address import parse
-from pdkit_connector.redis_path.routing_table import Cluster, Single, _by_slot
+from pdkit_connector.redis_path import servers
+from pdkit_connector.redis_path.servers import Cluster, Single, _by_slot, parse
 from redis.exceptions import RedisError
 
 from tests.hostile_redis import dripping, endless, hostile
@@ -23,8 +22,8 @@ BUFFERS = 16 << 20
 def test_an_endless_answer_to_the_login_is_cut_off(announced):
     with hostile(endless(announced)) as server:
         with pytest.raises((RedisError, OSError)):
-            Single(parse(server.url)).connect(routing_table.ONLY)
-        assert server.sent_bytes < login.REPLY_BYTES + BUFFERS
+            Single(parse(server.url)).connect(servers.ONLY)
+        assert server.sent_bytes < servers.REPLY_BYTES + BUFFERS
 
 
 def test_nested_arrays_in_the_answer_are_refused():
@@ -33,20 +32,20 @@ def test_nested_arrays_in_the_answer_are_refused():
         hostile(lambda server, taker: server.send(taker, nested)) as server,
         pytest.raises((RedisError, OSError, RecursionError)),
     ):
-        Single(parse(server.url)).connect(routing_table.ONLY)
+        Single(parse(server.url)).connect(servers.ONLY)
 
 
 def test_a_login_that_answers_byte_by_byte_ends_in_time(monkeypatch):
     """Every byte comes in time, and all of them do not."""
-    monkeypatch.setattr(login, "LOGIN_S", 0.5)
+    monkeypatch.setattr(servers, "LOGIN_S", 0.5)
     with hostile(dripping(0.02, 1000)) as server:
         with pytest.raises((RedisError, OSError), match=r"(?i)time|deadline"):
-            Single(parse(server.url)).connect(routing_table.ONLY)
+            Single(parse(server.url)).connect(servers.ONLY)
         assert server.sent_bytes < 1000
 
 
 def test_a_server_is_asked_within_its_time_after_the_login(monkeypatch):
-    monkeypatch.setattr(login, "LOGIN_S", 0.5)
+    monkeypatch.setattr(servers, "LOGIN_S", 0.5)
 
     def answer(server, taker):
         server.send(taker, b"+OK\r\n")
@@ -61,10 +60,10 @@ def test_a_server_is_asked_within_its_time_after_the_login(monkeypatch):
 
 
 def test_many_servers_are_asked_no_longer_than_one_limit(monkeypatch):
-    monkeypatch.setattr(routing_table, "_ASK_S", -1)
+    monkeypatch.setattr(servers, "_ASK_S", -1)
     nodes = tuple(("127.0.0.1", port) for port in range(1, 1000))
     with pytest.raises(OSError, match="no server"):
-        routing_table._ask(parse("redis://127.0.0.1:1"), nodes, ("PING",), lambda said, _node: said)
+        servers._ask(parse("redis://127.0.0.1:1"), nodes, ("PING",), lambda said, _node: said)
 
 
 NODE = [b"10.0.0.1", 6379, b"id"]

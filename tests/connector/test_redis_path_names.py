@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lmcache.utils import CacheEngineKey
-from pdkit_connector.redis_path.names import Names
+from pdkit_connector.redis_path.backend import Names
 
 PREFIX = "pdkit:x:ab:"
 
@@ -66,7 +66,7 @@ def test_all_ranks_of_an_mla_model_use_the_keys_of_the_first():
 
 
 def test_a_release_with_other_keys_spells_each_key(monkeypatch):
-    monkeypatch.setattr("pdkit_connector.redis_path.names._KNOWS_ALL", False)
+    monkeypatch.setattr("pdkit_connector.redis_path.backend._KNOWS_ALL", False)
     names = Names(PREFIX, first_rank_only=False)
     monkeypatch.setattr(CacheEngineKey, "to_string", lambda self: f"new{self.chunk_hash}")
     assert names.many([key(1), key(2)]) == [b"pdkit:x:ab:new1", b"pdkit:x:ab:new2"]

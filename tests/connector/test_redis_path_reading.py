@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import redis
-from pdkit_connector.redis_path import reading
-from pdkit_connector.redis_path.lanes import Links
+from pdkit_connector.redis_path import protocol
+from pdkit_connector.redis_path.pool import Links
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, PayloadChecksum, digest
 from redis_chunks import CODEC, LAYOUT, Pool, client, header, loaded, payload, prompt, stored
 from redis_servers import Servers
@@ -23,8 +23,8 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def one(server, monkeypatch):
-    monkeypatch.setattr(reading, "_FIRST_BYTES", RANGE)
-    monkeypatch.setattr(reading, "_RANGE_BYTES", RANGE)
+    monkeypatch.setattr(protocol, "_FIRST_BYTES", RANGE)
+    monkeypatch.setattr(protocol, "_RANGE_BYTES", RANGE)
     server.admin.flushall()
     made = client(server.url)
     yield made

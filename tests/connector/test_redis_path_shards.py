@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from pdkit_connector.redis_path.client import Limits
+from pdkit_connector.redis_path.settings import Limits
 from pdkit_connector.redis_path.value import HEADER_BYTES
 from redis_chunks import LIMITS, Warnings, client, loaded, prompt, stored
 from redis_limits import unpaused, within

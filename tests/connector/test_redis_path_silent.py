@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from pdkit_connector.redis_path.client import Limits
+from pdkit_connector.redis_path.settings import Limits
 from redis_chunks import prompt
 from redis_limits import BACK_S, LIMITS, all_miss_in_time, within, works
 from redis_servers import eventually

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from pdkit_connector.counters import COUNTERS, Counters
 from pdkit_connector.redis_path.backend import RedisPath
-from pdkit_connector.redis_path.client import Limits
-from pdkit_connector.redis_path.lanes import Links
-from pdkit_connector.redis_path.link import Deadline
+from pdkit_connector.redis_path.pool import Links
+from pdkit_connector.redis_path.protocol import Deadline
+from pdkit_connector.redis_path.settings import Limits
 from redis_backend import loaded, made, stored
 from redis_chunks import Storing, Warnings, prompt
 from redis_chunks import loaded as chunks_loaded

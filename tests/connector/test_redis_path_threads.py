@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from pdkit_connector.counters import Counters
-from pdkit_connector.redis_path.client import Limits
-from pdkit_connector.redis_path.lanes import Lanes
+from pdkit_connector.redis_path.pool import Lanes
+from pdkit_connector.redis_path.settings import Limits
 from redis_chunks import client, loaded, prompt, stored
 from redis_servers import Servers
 

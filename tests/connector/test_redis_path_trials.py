@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from pdkit_connector.redis_path import reading
+from pdkit_connector.redis_path import protocol
 from pdkit_connector.redis_path.value import HEADER_BYTES, Codec
 from redis_chunks import (
     CODEC,
@@ -116,7 +116,7 @@ def test_a_thousand_trials_return_no_wrong_byte(server, monkeypatch):
     for trial in range(TRIALS):
         # A chunk of 4 KiB in one range, and in several.
         for name in ("_FIRST_BYTES", "_RANGE_BYTES"):
-            monkeypatch.setattr(reading, name, rng.choice((1 << 20, 1000)))
+            monkeypatch.setattr(protocol, name, rng.choice((1 << 20, 1000)))
         chunks = prompt(f"prompt {trial}", CHUNKS)
         keys = list(chunks)
         assert stored(one, chunks) == keys

@@ -15,11 +15,11 @@ from lmcache.v1.distributed.api import AttnWindowDesc, ObjectKey
 from lmcache.v1.distributed.storage_controllers import eviction_controller
 from lmcache.v1.multiprocess.cache_control.key_resolver import resolve_grouped_object_keys
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
-from pdkit_connector import first_tier
+from pdkit_connector import lmcache_server
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.errors import ConnectorError
 from pdkit_connector.metrics import ServerCollector
-from pdkit_connector.redis_path import reading, tasks
+from pdkit_connector.redis_path import protocol, second_tier
 from pdkit_connector.redis_path.second_tier import SecondTier
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Header, digest
 from pdkit_connector.releases import installed_vllm
@@ -155,8 +155,8 @@ ELSEWHERE = {
         not torch.cpu._is_avx512_supported(),
     ),
     "another architecture": ("platform.machine", "aarch64"),
-    "another vLLM": ("pdkit_connector.redis_path.objects.installed_vllm", "0.33.0"),
-    "another LMCache": ("pdkit_connector.redis_path.objects.installed_lmcache", "0.5.7"),
+    "another vLLM": ("pdkit_connector.redis_path.value.installed_vllm", "0.33.0"),
+    "another LMCache": ("pdkit_connector.redis_path.value.installed_lmcache", "0.5.7"),
 }
 
 
@@ -227,7 +227,7 @@ def test_a_value_replaced_while_it_is_read_is_read_again(started, file, server, 
     written = tiers.stored(CHUNKS)
     name, _ = tiers.second._names.of_key(CHUNKS[2], kind())
     other = another_batch(server.admin.get(name), name, tiers.second._codec)
-    take = tasks.Buffers.take
+    take = second_tier.Buffers.take
 
     def take_and_replace(buffers, header, deadline):
         if header.key == digest(name):
@@ -235,8 +235,8 @@ def test_a_value_replaced_while_it_is_read_is_read_again(started, file, server, 
         return take(buffers, header, deadline)
 
     for size in ("_FIRST_BYTES", "_RANGE_BYTES"):
-        monkeypatch.setattr(reading, size, len(other) // 5)
-    monkeypatch.setattr(tasks.Buffers, "take", take_and_replace)
+        monkeypatch.setattr(protocol, size, len(other) // 5)
+    monkeypatch.setattr(second_tier.Buffers, "take", take_and_replace)
     again = started(file)
     before = count("load", "corrupt"), count("load", "loaded"), COUNTERS.value("replaced")
     assert again.found(CHUNKS) == (0, 6)
@@ -293,21 +293,21 @@ def test_memory_of_an_ended_load_is_not_written_to(started, file, server, monkey
     tiers.stored(CHUNKS)
     tiers.manager.clear()
     ended: list[int] = []
-    waited = tasks.Buffers.wait
+    waited = second_tier.Buffers.wait
 
     def wait(self, filled):
         waited(self, filled)
         ended.append(self._taken - filled)
         assert self.take(next(iter(self._wanted.values()))[0], None) is None, "it is over"
 
-    monkeypatch.setattr(tasks.Buffers, "wait", wait)
+    monkeypatch.setattr(second_tier.Buffers, "wait", wait)
     server.admin.setrange(tiers.second._names.of_key(CHUNKS[0], kind())[0], HEADER_BYTES, bytes(99))
     assert tiers.found(CHUNKS) == (0, 0)
     assert ended == [0]
 
 
 def test_a_load_ends_when_the_last_lane_has_let_go():
-    buffers = tasks.Buffers([HEADER], [memoryview(bytearray(4))])
+    buffers = second_tier.Buffers([HEADER], [memoryview(bytearray(4))])
     taken = buffers.take(HEADER, None)
     waiting = []
     thread = threading.Thread(target=lambda: (buffers.wait(0), waiting.append("over")))
@@ -320,7 +320,7 @@ def test_a_load_ends_when_the_last_lane_has_let_go():
 
 
 def test_a_value_that_describes_another_object_is_refused():
-    buffers = tasks.Buffers([HEADER], [memoryview(bytearray(4))])
+    buffers = second_tier.Buffers([HEADER], [memoryview(bytearray(4))])
     other = Header("int8", (4,), 2, 4, bytes(16), bytes(16))
     with pytest.raises(BadValue, match="int8"):
         buffers.take(other, None)
@@ -328,7 +328,7 @@ def test_a_value_that_describes_another_object_is_refused():
 
 def test_the_same_key_twice_is_refused():
     with pytest.raises(ValueError, match="twice"):
-        tasks.Buffers([HEADER, HEADER], [memoryview(bytearray(4))] * 2)
+        second_tier.Buffers([HEADER, HEADER], [memoryview(bytearray(4))] * 2)
 
 
 def test_a_wrong_password_ends_the_server(server, tmp_path):
@@ -434,7 +434,7 @@ def test_a_prompt_that_is_forgotten_comes_from_redis_alone(prompt):
     engine, tiers, chunks = prompt
     other = keys(1)
     tiers.stored(other)
-    found = first_tier.forget(engine, "models/tiny", 1, TOKENS)
+    found = lmcache_server.forget(engine, "models/tiny", 1, TOKENS)
     assert found == {"objects": 2, "in_redis": 2, "left": 0}
     assert tiers.found(other) == (1, 0), "another's stays"
     tiers.read()
@@ -445,27 +445,27 @@ def test_a_prompt_that_is_forgotten_comes_from_redis_alone(prompt):
 def test_objects_that_redis_lacks_or_someone_reads_are_not_forgotten(prompt, server):
     engine, tiers, chunks = prompt
     assert tiers.found(chunks) == (2, 0)
-    found = first_tier.forget(engine, "models/tiny", 1, TOKENS)
+    found = lmcache_server.forget(engine, "models/tiny", 1, TOKENS)
     assert found == {"objects": 2, "in_redis": 2, "left": 2}, "it is being read"
     tiers.read()
     server.admin.delete(tiers.second._names.of_key(chunks[1], kind())[0])
-    found = first_tier.forget(engine, "models/tiny", 1, TOKENS)
+    found = lmcache_server.forget(engine, "models/tiny", 1, TOKENS)
     assert found == {"objects": 2, "in_redis": 1, "left": 2}
     assert tiers.found(chunks) == (2, 0)
     tiers.read()
-    unknown = first_tier.forget(engine, "models/other", 1, TOKENS)
+    unknown = lmcache_server.forget(engine, "models/other", 1, TOKENS)
     assert unknown == {"objects": 0, "in_redis": 0, "left": 0}
 
 
 def test_the_page_refuses_invalid_requests(prompt):
     app = Starlette()
     app.state.engine = prompt[0]
-    first_tier.add_page(app)
+    lmcache_server.add_page(app)
     with TestClient(app) as client:
         asked = {"model": "models/tiny", "ranks": 1, "tokens": TOKENS}
-        assert client.post(first_tier.PAGE, json=asked).json()["left"] == 0
+        assert client.post(lmcache_server.FORGET_PAGE, json=asked).json()["left"] == 0
         for wrong in ({}, {**asked, "ranks": "many"}, {**asked, "tokens": 3}, []):
-            assert client.post(first_tier.PAGE, json=wrong).status_code == 400
+            assert client.post(lmcache_server.FORGET_PAGE, json=wrong).status_code == 400
 
 
 def test_the_servers_metrics_have_the_second_tiers_counts(prompt):

@@ -12,9 +12,9 @@ import pytest
 from lmcache.v1.distributed.storage_controllers import eviction_controller, store_controller
 from lmcache.v1.distributed.storage_manager import StorageManager
 from pdkit_connector import server_stores
+from pdkit_connector.server_sockets import MEMORY, REDIS, serve, stored_by_server, stores_socket
 from pdkit_connector.server_stores import NotedStores, answer_engines
 from pdkit_connector.store_barrier import DEADLINE_ENV
-from pdkit_connector.stores_socket import MEMORY, REDIS, serve, stored_by_server, stores_socket
 from storage_tiers import Tiers, keys, kind, settings_file
 
 CHUNKS = keys(6)

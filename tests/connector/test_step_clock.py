@@ -9,7 +9,7 @@ import pytest
 from pdkit_connector import step_clock
 from pdkit_connector.connector import PatchedLMCacheConnector
 from pdkit_connector.counters import Counters
-from pdkit_connector.mp_connector import PatchedLMCacheMPConnector
+from pdkit_connector.server_connector import PatchedLMCacheMPConnector
 
 
 @pytest.fixture

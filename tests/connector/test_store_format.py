@@ -10,14 +10,13 @@ import torch
 from lmcache.v1 import protocol
 from lmcache.v1.memory_allocators.buffer_allocator import BufferAllocator
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
+from pdkit_connector.connector import require_plain_redis
 from pdkit_connector.errors import UnsupportedSetting
 from pdkit_connector.fixes import (
     b01_metadata_packing,
     b20_kv_groups,
 )
-from pdkit_connector.in_engine.plain_redis import require_plain_redis
-from pdkit_connector.registry import FixState, apply_fix
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import FixState, Setting, apply_fix
 
 NO_ENGINE = Setting()
 LAYER = torch.Size((4, 2, 16))

@@ -11,7 +11,7 @@ from pdkit_connector import engine_report, metrics, worker_socket
 from pdkit_connector.counters import Counters
 from pdkit_connector.engine_report import WorkerReport
 from pdkit_connector.metrics import EngineCollector
-from pdkit_connector.redis_path import servers
+from pdkit_connector.redis_path import info
 from pdkit_connector.registry import Fix, FixOutcome, FixState
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -123,7 +123,7 @@ def test_a_worker_that_hangs_is_asked_once_a_page(monkeypatch):
     async def answer():
         return b'{"0": {"up": 1, "used_memory": 7}}'
 
-    worker_socket.serve(name, 1, {servers.QUESTION: answer})
+    worker_socket.serve(name, 1, {info.QUESTION: answer})
     registry = CollectorRegistry()
     registry.register(EngineCollector(name))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hanging:
@@ -144,7 +144,7 @@ def test_redis_is_reported_by_one_worker(monkeypatch):
     async def answer():
         return b'{"0": {"up": 1, "used_memory": 7}}'
 
-    worker_socket.serve(name, 0, {servers.QUESTION: answer})
+    worker_socket.serve(name, 0, {info.QUESTION: answer})
     registry = CollectorRegistry()
     registry.register(EngineCollector(name))
     text = generate_latest(registry).decode()

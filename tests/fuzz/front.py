@@ -14,8 +14,8 @@ from tests.fuzz.mutations import mutated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "router"))
 
-from pdkit_router.client_side import ClientConnection, ClientLimits, ClientResponse, Clients
 from pdkit_router.request import METHODS, OWN, Doorkeeper, Request
+from pdkit_router.serve import ClientConnection, ClientLimits, ClientResponse, Clients
 
 KEY = "0123456789abcdef" * 2
 _BODY_BYTES = 256

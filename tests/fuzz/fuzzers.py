@@ -22,11 +22,9 @@ import torch
 from lmcache.v1.memory_management import MemoryFormat
 from pdkit_connector.engine_key import FILE_ENV, RequireKey
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.redis_path.address import parse
-from pdkit_connector.redis_path.link import Deadline, Link, LinkBroken, ReplyError
-from pdkit_connector.redis_path.reading import Reading
-from pdkit_connector.redis_path.routing_table import _by_slot
-from pdkit_connector.redis_path.tensors import OwnTensors
+from pdkit_connector.redis_path.backend import OwnTensors
+from pdkit_connector.redis_path.protocol import Deadline, Link, LinkBroken, Reading, ReplyError
+from pdkit_connector.redis_path.servers import _by_slot, parse
 from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
 
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
@@ -36,7 +34,7 @@ from tests.fuzz.readers import http_pages, metrics_pages, osv_files, redis_answe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "router"))
 
-from pdkit_router.continuation import transcript
+from pdkit_router.resume import begin_transcript
 
 Fuzzer = Callable[[random.Random, int], Counter[str]]
 
@@ -291,7 +289,7 @@ def stream_events(rng: random.Random, rounds: int) -> Counter[str]:
     """
     seen: Counter[str] = Counter()
     for _ in range(rounds):
-        told = transcript("/v1/completions", {"prompt": "x", "stream": True}, others=True)
+        told = begin_transcript("/v1/completions", {"prompt": "x", "stream": True}, others=True)
         events = [rng.choice(_EVENTS) for _ in range(rng.randint(1, 4))]
         broken = rng.randrange(2)
         try:

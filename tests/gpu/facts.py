@@ -206,8 +206,7 @@ def _file(engine: goldens.Engine, folder: Path) -> str:
 
 def _fixes(engine: goldens.Engine, folder: Path) -> dict[str, Any]:
     """Return what becomes of each fix in an engine."""
-    from pdkit_connector.registry import Registry, discover
-    from pdkit_connector.setting import Setting
+    from pdkit_connector.registry import Registry, Setting, discover
 
     from tests.gpu.steps import Consumer
 
@@ -249,8 +248,7 @@ def _steps(engine: goldens.Engine, without: Sequence[str]) -> dict[str, Any]:
 
 
 def _apply_fixes(without: Sequence[str]) -> None:
-    from pdkit_connector.registry import Registry, discover
-    from pdkit_connector.setting import Setting
+    from pdkit_connector.registry import Registry, Setting, discover
 
     Registry(discover()).apply(Setting(), without)
 

@@ -43,7 +43,7 @@ def server(folder: Path) -> Iterator[str]:
     """Run LMCache's server on the CPU; yield its socket for engines once it is there."""
     requests, pages = str(folder / "requests"), folder / "pages"
     argv = (
-        sys.executable, "-m", "pdkit_connector.kv_server", requests, str(pages),
+        sys.executable, "-m", "pdkit_connector.lmcache_server", requests, str(pages),
         "--l1-size-gb", "0.01", "--eviction-policy", "LRU", "--chunk-size", "256",
         "--supported-transfer-mode", "lmcache_driven",
     )  # fmt: skip
@@ -82,7 +82,7 @@ def _server(argv: Sequence[str]) -> dict[str, Any]:
     from lmcache.cli.commands.server import ServerCommand
     from lmcache.v1.distributed.config import parse_args_to_config
     from lmcache.v1.multiprocess.config import parse_args_to_mp_server_config
-    from pdkit_connector.kv_server import server_argv
+    from pdkit_connector.lmcache_server import server_argv
 
     parser = argparse.ArgumentParser()
     ServerCommand().add_arguments(parser)

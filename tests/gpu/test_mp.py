@@ -42,7 +42,7 @@ def test_engines_take_the_paths_that_are_proved(facts: Facts) -> None:
         assert engine["prefix_caching"] is True, name
         assert engine["transfer"] == {
             "connector": "PatchedLMCacheMPConnector",
-            "module": "pdkit_connector.mp_connector",
+            "module": "pdkit_connector.server_connector",
             "role": "kv_producer" if " producer-" in name else "kv_consumer",
             "failures": "recompute",
         }, name
@@ -63,7 +63,7 @@ def test_lmcache_takes_the_servers_arguments(facts: Facts) -> None:
 def test_connectors_load_and_ask_the_server(facts: Facts) -> None:
     for name, made in facts["connectors"].items():
         assert made == {
-            "class": "pdkit_connector.mp_connector.PatchedLMCacheMPConnector",
+            "class": "pdkit_connector.server_connector.PatchedLMCacheMPConnector",
             "guarded": ["GuardedSchedulerAdapter", "GuardedAdapter"],
             "shares": ["CudaIPCWrapper", "DefaultEventIPCBackend"],
             "found": 0,

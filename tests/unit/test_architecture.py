@@ -225,8 +225,8 @@ class TestTheRulesThemselves:
             "stack/layout.py": "def f():\n    from deploy.workflows import up",
             "config/vendors.py": "import subprocess",
             "planning/memory.py": "if TYPE_CHECKING:\n    from deploy.planning import plan",
-            "router/pdkit_router/errors.py": "import deploy.errors",
-            "connector/pdkit_connector/asgi.py": "from pdkit_connector.in_engine import holes",
+            "router/pdkit_router/request.py": "import deploy.errors",
+            "connector/pdkit_connector/serve.py": "from pdkit_connector.in_engine import staging",
         }.items():
             with (tmp_path / "deploy" / name).open("a") as file:
                 file.write(f"\n{line}\n")

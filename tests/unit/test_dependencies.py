@@ -1,4 +1,4 @@
-"""What is imported is declared: each package's own needs, in pyproject.toml and with the images."""
+"""What is imported is declared: in each distribution's pyproject.toml, and with the images."""
 
 from __future__ import annotations
 
@@ -20,12 +20,23 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 REPO = Path(__file__).resolve().parents[2]
-PROJECT: dict[str, Any] = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+
+
+def project(folder: str) -> dict[str, Any]:
+    """Return the `project` table of a folder's pyproject.toml."""
+    table: dict[str, Any] = tomllib.loads((REPO / folder / "pyproject.toml").read_text())["project"]
+    return table
+
+
+PROJECT = project(".")
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # Part of pydantic, which needs one version of it.
 PYDANTIC = {"pydantic-core"}
 # Modules of what the connector enters, with what that brings.
-ENGINES = {"vllm", "lmcache", "torch", "transformers", "starlette", "uvicorn", "opentelemetry"}
+ENGINES = {
+    "vllm", "lmcache", "torch", "transformers", "huggingface_hub", "starlette", "uvicorn",
+    "opentelemetry",
+}  # fmt: skip
 
 
 def names(requirements: Iterable[str]) -> set[str]:
@@ -65,7 +76,9 @@ def test_what_the_kit_imports_is_declared() -> None:
 @pytest.mark.parametrize(("part", "host"), [("router", set[str]()), ("connector", ENGINES)])
 def test_what_enters_the_services_declares_its_own(part: str, host: set[str]) -> None:
     files = files_of(f"deploy/{part}")
-    assert imported(files, but={f"pdkit_{part}", *host}) == names(EXTRAS[part])
+    assert imported(files, but={f"pdkit_{part}", *host}) == names(
+        project(f"deploy/{part}")["dependencies"]
+    )
 
 
 @pytest.mark.parametrize("file", ["images/cpu/requirements.in", "images/cuda/process.in"])
@@ -73,7 +86,7 @@ def test_environments_of_engines_have_what_the_kit_needs(file: str) -> None:
     lines = (REPO / file).read_text().splitlines()
     listed = names(line for line in lines if line and line[0] != "#")
     assert names(PROJECT["dependencies"]) <= listed
-    assert names(EXTRAS["router"]) <= listed
+    assert names(project("deploy/router")["dependencies"]) <= listed
 
 
 def test_a_gpu_proof_asks_for_what_the_kit_needs() -> None:

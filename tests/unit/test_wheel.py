@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deploy import __version__
-from tests.conftest import Ended, plain_environ, run_python
+from tests.conftest import Ended, build_wheel, plain_environ, run_python
 from tests.unit.stack.cases import VENDORS
 
 OPTIONS = ("--topology", "1p3d", "--layerwise")
@@ -171,3 +171,25 @@ def test_the_wheel_works_without_the_checkout(site: Path, repo: Path, tmp_path: 
 def test_the_command_tells_its_version(site: Path, tmp_path: Path) -> None:
     ended = run(site, tmp_path, "-c", RUN_ENTRY_POINT, "--version")
     assert (ended.code, ended.stdout) == (0, f"pdkit {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("part", "argv", "said"),
+    [
+        ("router", ("-m", "pdkit_router", "--help"), "--producer"),
+        ("connector", ("-m", "pdkit_connector", "--help"), "--json"),
+    ],
+)
+def test_what_enters_the_services_is_a_distribution_of_its_own(
+    part: str, argv: tuple[str, ...], said: str, repo: Path, tmp_path: Path
+) -> None:
+    """Its wheel has all of its modules and nothing of the kit, and runs without it."""
+    built = build_wheel(repo / "deploy" / part, tmp_path)
+    assert built.name == f"prefill_decode_kit_{part}-{__version__}-py3-none-any.whl"
+    folder = repo / "deploy" / part
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(tmp_path / "site")
+        in_it = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert in_it == {str(file.relative_to(folder)) for file in folder.rglob("*.py")}
+    ended = run(tmp_path / "site", tmp_path, *argv)
+    assert ended.code == 0 and said in ended.stdout, ended.stderr

@@ -80,8 +80,7 @@ def untouched_and_alone(cells: Sequence[ModuleType]) -> None:
 
 def all_fixed(cells: Sequence[ModuleType]) -> None:
     """Apply all fixes, as they meet in an engine, and run each cell in a fork."""
-    from pdkit_connector.registry import Registry, discover
-    from pdkit_connector.setting import Setting
+    from pdkit_connector.registry import Registry, Setting, discover
 
     outcomes = Registry(discover()).apply(Setting(), ())
     gc.freeze()

@@ -14,9 +14,16 @@ import json
 import sys
 from typing import Any
 
-from pdkit_connector.registry import Fix, FixOutcome, FixState, Registry, disabled_ids, discover
+from pdkit_connector.registry import (
+    Fix,
+    FixOutcome,
+    FixState,
+    Registry,
+    Setting,
+    disabled_ids,
+    discover,
+)
 from pdkit_connector.releases import TESTED, installed_lmcache
-from pdkit_connector.setting import Setting
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +64,7 @@ def _require_engine() -> None:
 
 
 def described(fix: Fix) -> dict[str, str]:
-    """Return what is known of a fix without LMCache."""
+    """Describe a fix where LMCache is not installed."""
     return {"id": fix.id, "title": fix.title, "link": fix.link, "reason": fix.reason}
 
 

@@ -14,14 +14,13 @@ from pdkit_connector import spans
 from pdkit_connector.engine_report import REPORT
 from pdkit_connector.errors import ConnectorError, UnsupportedSetting
 from pdkit_connector.identity.kv_identity import identified
-from pdkit_connector.in_engine.plain_redis import require_plain_redis
 from pdkit_connector.kv_report import kv_facts
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import FixState, Registry, disabled_ids, discover
+from pdkit_connector.metrics import open_socket
+from pdkit_connector.redis_url import scheme_of
+from pdkit_connector.registry import FixState, Registry, Setting, disabled_ids, discover
 from pdkit_connector.releases import release_line
-from pdkit_connector.setting import Setting
 from pdkit_connector.step_clock import timed_steps
-from pdkit_connector.worker import open_socket
 
 
 @cache
@@ -101,7 +100,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
         return ended
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        """Return what the workers do in this step, as LMCache does."""
+        """Return this step's work for the workers, as LMCache does."""
         metadata = super().build_connector_meta(scheduler_output)
         if self._traced:
             metadata.pdkit_traced, self._traced = self._traced, ()
@@ -129,7 +128,7 @@ class PatchedLMCacheConnector(LMCacheConnectorV1):  # type: ignore[misc]
 
 
 def start_failure(adapter: Any) -> str | None:
-    """Return why LMCache gave up, in one line, or None where it did not.
+    """Return LMCache's reason for giving up, in one line; None if it runs.
 
     Since 0.3.14 a manager catches what goes wrong and keeps the reason; before, the adapter's
     constructor raises it. An adapter with neither engine nor lookup client has given up for sure.
@@ -158,7 +157,7 @@ def require_plugins(adapter: Any) -> None:
         return
     named = set(getattr(engine.config, "storage_plugins", None) or ())
     if missing := sorted(named - set(manager.storage_backends)):
-        from pdkit_connector.redis_path.failures import failures
+        from pdkit_connector.redis_path.settings import failures
 
         why = "; ".join(failures) or "see LMCache's own error above"
         raise ConnectorError(
@@ -182,3 +181,36 @@ def announce(registry: Registry) -> None:
     levels = {FixState.FAILED: logging.ERROR, FixState.DISABLED: logging.WARNING}
     for outcome in registry.outcomes:
         get_logger().log(levels.get(outcome.state, logging.INFO), "%s", outcome.line())
+
+
+_SCHEME = "redis"
+
+
+def require_plain_redis(setting: Setting) -> None:
+    """Refuse any use of `remote_url` but whole, uncompressed chunks in one redis:// server.
+
+    Raises:
+        UnsupportedSetting: naming LMCache's setting. It shows no more of a URL than its scheme.
+    """
+    if not (url := setting.lmcache_value("remote_url")):
+        return
+    scheme, serde = scheme_of(str(url)), setting.lmcache_value("remote_serde")
+    asked = (
+        ("remote_url", (f"{scheme}://" if scheme else "no scheme") if scheme != _SCHEME else ""),
+        ("use_layerwise", _on(setting.lmcache_value("use_layerwise"))),
+        ("enable_async_loading", _on(setting.lmcache_value("enable_async_loading"))),
+        ("remote_serde", serde if serde not in (None, "naive") else ""),
+    )
+    for name, value in asked:
+        if value:
+            raise UnsupportedSetting(
+                f"LMCache is set to {name}: {value}, which is not supported with LMCache's own "
+                "Redis client. With it, whole chunks go as they are to one redis:// server. "
+                f"Way out: leave {name} out of LMCache's configuration, or use the kit's own Redis "
+                "client: leave redis.client out of deploy.yaml, then deploy up."
+            )
+
+
+def _on(value: Any) -> str:
+    is_on = value.strip().lower() in ("true", "1", "yes", "on") if isinstance(value, str) else value
+    return "true" if is_on else ""

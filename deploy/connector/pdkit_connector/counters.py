@@ -27,7 +27,7 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def key_of(name: str, /, **labels: str) -> Key:
-    """Return what `add_all` takes for a count."""
+    """Return the key of a count, for `add_all`."""
     return name, tuple(sorted(labels.items()))
 
 

@@ -9,10 +9,13 @@ import hmac
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pdkit_connector.asgi import App, Message, Receive, Send
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.identity.loaded_model import unless_changed
+from pdkit_connector.identity.model_watch import unless_changed
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Send
 
 MIDDLEWARE = "pdkit_connector.engine_key.RequireKey"
 FILE_ENV = "PDKIT_ENGINE_KEY_FILE"
@@ -46,7 +49,7 @@ def read_key() -> str:
 class RequireKey:
     """ASGI middleware: refuses whatever comes without `Authorization: Bearer` and the key."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._expected = f"Bearer {read_key()}".encode("ascii")
 

@@ -55,8 +55,8 @@ class WorkerReport:
         """Return the report as JSON, for another process."""
         with self._lock:
             redis = list(self._redis.values())
-        told = {"fixes": self._fixes, "kv": self._kv, "redis": redis}
-        return json.dumps(told, sort_keys=True, default=str).encode()
+        report = {"fixes": self._fixes, "kv": self._kv, "redis": redis}
+        return json.dumps(report, sort_keys=True, default=str).encode()
 
 
 @cache

@@ -16,7 +16,7 @@ from pdkit_connector.releases import installed_lmcache
 
 
 def kv_facts(adapter: Any) -> dict[str, Any]:
-    """Return what keys are made of, what chunks mean, and where they go; no secret is among it.
+    """Report the parts of keys, the format of chunks and their store; no secret is among it.
 
     What a release does not report is left out, or None.
     """
@@ -27,7 +27,7 @@ def kv_facts(adapter: Any) -> dict[str, Any]:
 
 
 def public_address(url: str) -> str:
-    """Return where a Redis is, without user, password and options: host:port/db, or a socket."""
+    """Return a Redis address without user, password and options: host:port/db, or a socket."""
     parts = split_url(url)
     database = dict(parse_qsl(parts.query)).get("db", "0")
     if parts.scheme == "unix":
@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 
 
 def _hash_root() -> str | None:
-    """Return what the hash of every first chunk starts from, which the hash seed decides."""
+    """Return the start of every first chunk's hash, which the hash seed decides."""
     database = sys.modules.get("lmcache.v1.token_database")
     root = getattr(database, "NONE_HASH", None)
     return None if root is None else f"{_number(root) % 2**64:016x}"
@@ -76,7 +76,7 @@ def _number(root: Any) -> int:
 
 
 def _shape(metadata: Any) -> dict[str, Any]:
-    """Return what a worker's share of a token is made of.
+    """Describe a worker's share of a token.
 
     LMCache's shape: layers, K and V, tokens of a chunk, heads, elements of a head.
     """

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from pdkit_connector import engine_report
+from pdkit_connector import engine_report, store_barrier
 from pdkit_connector.counters import COUNTERS, HELP, PREFIX, LabelledCount, parse
-from pdkit_connector.redis_path import servers
-from pdkit_connector.worker_socket import ask_now, workers
+from pdkit_connector.redis_path import info
+from pdkit_connector.worker_socket import Answer, ask_now, engine_name, serve, workers
 
 QUESTION = "counters"
 SILENT = "pdkit_silent_workers"
@@ -40,8 +40,8 @@ class EngineCollector:
         reports, _ = self._last_answers(engine_report.QUESTION, there)
         yield from engine_report.families(reports)
         # One worker speaks for all, which have the same Redis.
-        _, redis = next(self._ask(servers.QUESTION, there), (0, b"{}"))
-        yield from servers.families(redis)
+        _, redis = next(self._ask(info.QUESTION, there), (0, b"{}"))
+        yield from info.families(redis)
         yield _silent(silent)
 
     def _last_answers(self, question: str, there: list[int]) -> tuple[list[bytes], int]:
@@ -50,9 +50,9 @@ class EngineCollector:
         A sum without a worker that is late would look like a restart, and the next one like new.
         """
         answers = dict(self._ask(question, there))
-        self._last |= {(question, worker): said for worker, said in answers.items()}
+        self._last |= {(question, worker): reply for worker, reply in answers.items()}
         every = range(workers())
-        last = [said for worker in every if (said := self._last.get((question, worker)))]
+        last = [reply for worker in every if (reply := self._last.get((question, worker)))]
         return last, len(every) - len(answers)
 
     def _ask(self, question: str, there: list[int]) -> Iterator[tuple[int, bytes]]:
@@ -62,11 +62,11 @@ class EngineCollector:
         worker that hangs may cost it one wait, not one for each question.
         """
         for worker in tuple(there):
-            said = ask_now(self._name, worker, question, _LIMIT_S)
-            if said is None:
+            reply = ask_now(self._name, worker, question, _LIMIT_S)
+            if reply is None:
                 there.remove(worker)
-            elif said:
-                yield worker, said
+            elif reply:
+                yield worker, reply
 
 
 class ServerCollector:
@@ -79,7 +79,7 @@ class ServerCollector:
     def collect(self) -> Iterator[Any]:
         """Return the counts as Prometheus' counters, and the readings of Redis."""
         yield from _counters(COUNTERS.all())
-        yield from servers.families(servers.SERVERS.dump())
+        yield from info.families(info.SERVERS.dump())
 
 
 def _silent(silent: int) -> Any:
@@ -104,3 +104,19 @@ def _counters(counts: Iterable[LabelledCount]) -> Iterator[Any]:
             of_label = dict(key)
             family.add_metric([of_label.get(label, "") for label in names], count)
         yield family
+
+
+def open_socket(worker: int, stored: Answer | None = None) -> None:
+    """Answer from now on, where the kit asked for it.
+
+    Args:
+        stored: the answer of the store barrier; None for the stores that were noted with it.
+    """
+    if name := engine_name():
+        answers = {
+            store_barrier.QUESTION: stored or store_barrier.answer(),
+            QUESTION: answer,
+            engine_report.QUESTION: engine_report.answer,
+            info.QUESTION: info.answer,
+        }
+        serve(name, worker, answers)

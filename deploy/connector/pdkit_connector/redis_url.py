@@ -69,7 +69,7 @@ def scheme_of(text: str) -> str:
 
 
 def parse_redis_url(text: str) -> RedisUrl:
-    """Return what a URL says.
+    """Parse a URL.
 
     Raises:
         ValueError: it is broken, or of an unknown scheme. The message shows nothing of it, since it

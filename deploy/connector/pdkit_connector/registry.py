@@ -8,13 +8,12 @@ import os
 import pkgutil
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType
 from typing import Any
 
 from pdkit_connector.errors import ConnectorError, FixFailed, UnsupportedSetting
-from pdkit_connector.setting import Setting
 
 DISABLE_ENV = "PDKIT_DISABLE_FIXES"
 
@@ -90,7 +89,7 @@ class FixOutcome:
         )
 
     def as_dict(self) -> dict[str, str]:
-        """Return what `python -m pdkit_connector --json` prints of this fix."""
+        """Return this outcome as `python -m pdkit_connector --json` prints it."""
         return {
             "id": self.fix.id,
             "state": self.state.value,
@@ -207,3 +206,53 @@ def _failure_message(outcome: FixOutcome) -> str:
         f"Upstream: {fix.link}. {fix.reason} Way out: use an LMCache and vLLM pair that the kit "
         f"knows, or set {DISABLE_ENV}={fix.id} to run with the bug."
     )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Facts of one engine; a field is None where no engine runs (`python -m pdkit_connector`).
+
+    `vllm_config` and `kv_cache_config` are vLLM's own objects, for what only one fix asks about.
+    """
+
+    device_type: str | None = None
+    block_size: int | None = None
+    cache_dtype: str | None = None
+    model_dtype: Any = None
+    head_size: int | None = None
+    kv_cache_specs: tuple[str, ...] | None = None
+    extra_config: Mapping[str, Any] = field(default_factory=dict)
+    engine: bool = False
+    vllm_config: Any = None
+    kv_cache_config: Any = None
+
+    @classmethod
+    def from_vllm(cls, vllm_config: Any, kv_cache_config: Any) -> Setting:
+        """Read the facts off vLLM's own configuration objects."""
+        groups = getattr(kv_cache_config, "kv_cache_groups", None)
+        specs = None if groups is None else tuple(type(g.kv_cache_spec).__name__ for g in groups)
+        return cls(
+            device_type=vllm_config.device_config.device_type,
+            block_size=vllm_config.cache_config.block_size,
+            cache_dtype=str(vllm_config.cache_config.cache_dtype),
+            model_dtype=vllm_config.model_config.dtype,
+            head_size=vllm_config.model_config.get_head_size(),
+            kv_cache_specs=specs,
+            extra_config=dict(vllm_config.kv_transfer_config.kv_connector_extra_config or {}),
+            engine=True,
+            vllm_config=vllm_config,
+            kv_cache_config=kv_cache_config,
+        )
+
+    def lmcache_value(self, name: str) -> Any:
+        """Return LMCache's value of `name` in force, None where no engine runs.
+
+        A `lmcache.<name>` entry of vLLM's extra configuration wins, as it does in LMCache.
+        """
+        if not self.engine:
+            return None
+        if f"lmcache.{name}" in self.extra_config:
+            return self.extra_config[f"lmcache.{name}"]
+        from lmcache.integration.vllm.utils import lmcache_get_or_create_config
+
+        return getattr(lmcache_get_or_create_config(), name, None)

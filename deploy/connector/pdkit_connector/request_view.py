@@ -15,11 +15,11 @@ FOREIGN = {
 
 
 def foreign(request: Any) -> str | None:
-    """Return what a request's KV depends on besides its tokens, None where on nothing."""
-    for name, told in FOREIGN.items():
+    """Name what a request's KV depends on besides its tokens; None if on nothing."""
+    for name, meaning in FOREIGN.items():
         # Tensors have no truth of their own, and vLLM takes no empty salt.
         if getattr(request, name, None) is not None:
-            return told
+            return meaning
     return None
 
 

@@ -32,12 +32,10 @@ from pdkit_connector.identity.model_files import (
     take_digests,
 )
 from pdkit_connector.identity.model_watch import ModelWatch
-from pdkit_connector.log import get_logger
-from pdkit_connector.log_files import bound_logs, leave_out_polls
+from pdkit_connector.log import bound_logs, get_logger, leave_out_polls
 from pdkit_connector.metrics import EngineCollector
 from pdkit_connector.process_numbers import take_numbers
-from pdkit_connector.registry import Registry, disabled_ids, discover
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Registry, Setting, disabled_ids, discover
 from pdkit_connector.worker_socket import engine_name, make_unguessable
 
 _SERVER = "vllm.entrypoints.openai.api_server"
@@ -47,7 +45,7 @@ _CONNECTOR_OPTIONS = ("--kv-t", "--kv-o", "--config")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_S = 10.0
 _POLL_S = 1e-4  # of steps that take some milliseconds
-MP_MODULE = "pdkit_connector.mp_connector"
+SERVER_CONNECTOR = "pdkit_connector.server_connector"
 
 
 def main() -> None:
@@ -210,7 +208,7 @@ def check(argv: Sequence[str]) -> None:
     import lmcache  # noqa: F401
 
     take_rows_early()
-    if transfer_config(argv).get("kv_connector_module_path") == MP_MODULE:
+    if transfer_config(argv).get("kv_connector_module_path") == SERVER_CONNECTOR:
         return  # the fixes are for LMCache inside the engine
     registry = Registry(discover())
     registry.apply(
@@ -234,7 +232,7 @@ def publish_counts() -> None:
 
 
 def may_load_connector(argv: Sequence[str]) -> bool:
-    """Return whether vLLM's arguments can name a connector; vLLM reads `_` there as `-`."""
+    """Tell whether vLLM's arguments can name a connector; vLLM reads `_` there as `-`."""
     return any(arg.replace("_", "-").startswith(_CONNECTOR_OPTIONS) for arg in argv)
 
 

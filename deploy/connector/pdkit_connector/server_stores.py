@@ -12,7 +12,7 @@ from lmcache.v1.distributed.storage_controllers import store_controller
 from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.periodic_thread import PeriodicThreadRegistry
 
-from pdkit_connector.stores_socket import REDIS, serve
+from pdkit_connector.server_sockets import REDIS, serve
 
 # LMCache's thread that notes every five milliseconds what was written.
 _NOTES = "DeviceHostFuncDispatcher"
@@ -105,8 +105,8 @@ async def _in_redis(controller: Any, until: float) -> bool:
     return await _holds(lambda: tasks.isdisjoint(controller._in_flight_tasks.copy()), until)
 
 
-async def _holds(told: Callable[[], bool], until: float) -> bool:
-    while not told():
+async def _holds(condition: Callable[[], bool], until: float) -> bool:
+    while not condition():
         if time.monotonic() >= until:
             return False
         await asyncio.sleep(_TICK_S)

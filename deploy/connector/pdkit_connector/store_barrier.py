@@ -10,12 +10,15 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Hashable
+from typing import TYPE_CHECKING
 
 from pdkit_connector import spans
-from pdkit_connector.asgi import App, Message, Receive, Send
 from pdkit_connector.counters import COUNTERS
 from pdkit_connector.log import get_logger
 from pdkit_connector.worker_socket import ask, engine_name, workers
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Send
 
 DEADLINE_ENV = "PDKIT_STORE_BARRIER_S"
 DEFAULT_DEADLINE_S = 10.0
@@ -98,8 +101,8 @@ def answer(
 async def stored(name: str, worker: int, limit_s: float) -> bool | None:
     """Ask one worker; None where it has no barrier, or broke it off."""
     # The worker keeps the deadline; this one is for a worker that hangs.
-    said = await ask(name, worker, QUESTION, limit_s + 1)
-    return said == STORED if said else None
+    reply = await ask(name, worker, QUESTION, limit_s + 1)
+    return reply == STORED if reply else None
 
 
 class HoldUntilStored:
@@ -109,11 +112,11 @@ class HoldUntilStored:
     computes.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._name = engine_name()
         self._workers = workers()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         # A count that appears with its first event would hide that event from Prometheus.
         for result in ("stored", "late", "absent"):
             COUNTERS.add("barrier_waits", 0, result=result)
@@ -140,14 +143,14 @@ class HoldUntilStored:
     async def _hold(self, name: str) -> str:
         began, limit_s = time.perf_counter(), deadline_s()
         asked = (stored(name, worker, limit_s) for worker in range(self._workers))
-        said = await asyncio.gather(*asked)
+        replies = await asyncio.gather(*asked)
         COUNTERS.add("barrier_seconds", time.perf_counter() - began)
-        if None in said:
+        if None in replies:
             result = "absent"
             self._tell_once(
                 "a worker does not answer: responses may be sent before their KV is stored"
             )
-        elif not all(said):
+        elif not all(replies):
             result = "late"
             self._tell_once(
                 f"KV was not stored within {limit_s:g} s: responses are sent before, and "
@@ -159,6 +162,6 @@ class HoldUntilStored:
         return result
 
     def _tell_once(self, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             get_logger().warning("pdkit-connector WARNING %s", what)

@@ -43,7 +43,7 @@ def make_unguessable() -> None:
 
 
 def workers() -> int:
-    """Return how many workers the engine has."""
+    """Count the engine's workers."""
     return int(os.environ.get(WORKERS_ENV) or 1)
 
 

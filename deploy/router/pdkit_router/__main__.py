@@ -21,14 +21,13 @@ from typing import Any
 
 import uvloop
 
-from pdkit_router.client_side import ClientLimits, Clients
-from pdkit_router.discovery import ROLES, Discovery, source
-from pdkit_router.drains import Drains
-from pdkit_router.engines import Engine, Group, HealthChecker, PrefixGroup
-from pdkit_router.forward import Forwarder
-from pdkit_router.page import FrontDoor, MetricsDoor, RouterMetrics
+from pdkit_router.membership import ROLES, Discovery, Drains, source
+from pdkit_router.metrics import FrontDoor, MetricsDoor, RouterMetrics
 from pdkit_router.request import Doorkeeper
+from pdkit_router.route import Forwarder, Group, PrefixGroup
+from pdkit_router.serve import ClientLimits, Clients
 from pdkit_router.tracing import Tracer
+from pdkit_router.upstream import Engine, HealthChecker
 
 _BACKLOG = 1024
 _MIB = 2**20

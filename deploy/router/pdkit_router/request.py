@@ -1,22 +1,63 @@
-"""A client's request: which ones are served, and which parts of it engines get."""
+"""A client's request: which ones are served, what is refused, and how its body is read.
+
+The router is one process, which reads nothing else while it makes the objects of a body. The time
+for that depends on the number of values more than on bytes: a photo of 64 MiB is one value. So
+values are counted before any is made, and their number is limited besides the bytes.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import hmac
 import ipaddress
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
-from pdkit_router.body import as_utf8, parsed
-from pdkit_router.continuation import Transcript, transcript
-from pdkit_router.errors import Refused
-from pdkit_router.tracing import Span
+
+class Refused(Exception):
+    """A request that is answered here with an error.
+
+    Attributes:
+        retry_after_s: when it is worth trying again; None if it is not.
+        final: clients must not try again, as OpenAI's do after other errors of a server.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, retry_after_s: int | None = None, final: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.final = final
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers of the answer, beside those that every answer has."""
+        if self.final:
+            return (("x-should-retry", "false"),)
+        return () if self.retry_after_s is None else (("retry-after", str(self.retry_after_s)),)
+
+    def body(self) -> bytes:
+        """Return the body of the answer."""
+        return error_body(self.status, self.message)
+
+
+def error_body(status: int, message: str) -> bytes:
+    """Return an error as JSON."""
+    error = {"message": message, "type": _type(status), "param": None, "code": status}
+    return json.dumps({"error": error}).encode()
+
+
+def _type(status: int) -> str:
+    named = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return named.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
 
 _PREFILL = {"stream": False, "n": 1, "best_of": 1, "min_tokens": 0, "stream_options": None}
 # What makes a request compute its prompt and one token, for each path that generates. Fields other
@@ -26,18 +67,13 @@ PREFILL: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"max_tokens": 1, **_PREFILL, "max_completion_tokens": 1},
     "/v1/responses": {"max_output_tokens": 1, "stream": False, "background": False, "store": False},
 }
-LIMITS = ("max_tokens", "max_output_tokens")
-_PROMPTS = ("messages", "prompt", "input")
 # Paths that one engine answers alone.
 _PASSED = {
     "/v1/embeddings": "POST", "/tokenize": "POST", "/detokenize": "POST", "/v1/models": "GET",
 }  # fmt: skip
 OWN = ("/health", "/liveness", "/readiness")
 METHODS = {**dict.fromkeys(PREFILL, "POST"), **_PASSED, **dict.fromkeys(OWN, "GET")}
-# They steer how engines move KV, which is the stack's to decide.
-_STEERING = ("kv_transfer_params", "ec_transfer_params")
 _ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
-_CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,128}")
 
 
 @dataclass
@@ -135,83 +171,163 @@ def _is_local(host: str) -> bool:
     return True
 
 
-@dataclass
-class Work:
-    """What engines are sent for a request.
-
-    Attributes:
-        prefill: the body for a producer, until it has it; None if one engine answers alone.
-        beginning: start of the prompt, by which engines are chosen.
-        transcript: of an answer that comes in events; None of others.
-        span: of the request, where it is traced.
-        limit: of the time that its tries have.
-        ended: engines that ended while they had it, in both phases.
-    """
-
-    method: str
-    path: str
-    name: str
-    content_type: str
-    body: bytes
-    prefill: bytes | None = None
-    beginning: Sequence[bytes] = ()
-    transcript: Transcript | None = None
-    span: Span | None = None
-    limit: asyncio.Timeout | None = None
-    ended: list[str] = field(default_factory=list)
+# vLLM reports what is wrong with each item, and answers nothing else meanwhile: 100,000 items of a
+# wrong type take it half a minute and gigabytes. Long lists that are right are token ids, and
+# messages and tools of an agent's session, whose items are looked at here if there are many.
+_MOST_ITEMS = 8192
+# Lists, objects and strings take up to thirty times their text. So many are the ten thousand turns
+# of an agent, and take 25 MB.
+_MOST_PARTS = 2**18
+# Values of any kind, token ids among them: several prompts of the longest contexts.
+_MOST_VALUES = 2**22
+_LARGEST = 2**63 - 1  # vLLM answers 500 to a larger one
+_TOKENS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize": "tokens"}
+# Lists of objects, and a field that each of them has, as text.
+_SESSIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "/v1/chat/completions": {"messages": ("role",), "tools": ("type",)},
+    "/v1/responses": {"input": ("type", "role"), "tools": ("type",)},
+    "/tokenize": {"messages": ("role",), "tools": ("type",)},
+}
+# vLLM answers 500 where one of these is something else.
+_OBJECTS = ("stream_options", "structured_outputs", "response_format")
+_PARTS = b'[{"'
+_REST = bytes(set(range(256)) - set(_PARTS + b","))  # a comma is between two values
 
 
-def work(
-    request: Request, *, others: bool, beginning: Callable[[Any], Sequence[bytes]] = lambda _: ()
-) -> Work:
-    """Return the body for engines; the request keeps no copy of it.
-
-    Args:
-        others: more than one engine can answer, so that a stream may outlive the first.
-        beginning: of a prompt; the prompt itself, an object for each token, is not kept.
+def as_utf8(body: bytes) -> bytes:
+    """Return a body in UTF-8 without a byte order mark, as PowerShell does not send it.
 
     Raises:
-        Refused: the body is no JSON object that an engine could read.
+        Refused: it is not text.
     """
-    body, prefill, told = bytes(request.body), None, None
-    request.body.clear()
-    blocks: Sequence[bytes] = ()
-    if request.method == "GET":
-        body = b""
-    else:
-        body = as_utf8(body)
-        fields = parsed(request.path, body)
-        steering = {name: None for name in _STEERING if name in fields}
-        extra = fields.get("vllm_xargs")
-        if isinstance(extra, dict) and not extra.keys().isdisjoint(_STEERING):
-            steering["vllm_xargs"] = None
-        body = _with(body, fields, steering)
-        if changes := PREFILL.get(request.path):
-            wanted = {name: value for name, value in changes.items() if _is_set(name, fields)}
-            prefill = _with(body, fields, wanted)
-            blocks = beginning(next((fields[name] for name in _PROMPTS if name in fields), None))
-            if fields.get("stream"):
-                told = transcript(request.path, fields, others=others)
-                if not told.problem:
-                    body = _with(body, fields, {"return_token_ids": True})
-    given = request.header("content-type") or ""
-    content_type = given if _CONTENT_TYPE.fullmatch(given) else "application/octet-stream"
-    name = request.name()
-    return Work(request.method, request.path, name, content_type, body, prefill, blocks, told)
-
-
-def _is_set(name: str, fields: Mapping[str, Any]) -> bool:
-    return name in LIMITS or name in fields
-
-
-def _with(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
-    """Return a JSON object with some fields set.
-
-    They are appended: the last of several equal names counts, and writing a prompt of a million
-    tokens anew would hold up all other requests.
-    """
-    if not changes:
+    if body[:1] in b"{ \n" and 0 not in body[:4]:  # nearly all
         return body
-    added = json.dumps(changes)[1:]
-    start = body.rstrip()[:-1]
-    return start + (b"," if fields else b"") + added.encode()
+    try:
+        return body.decode(json.detect_encoding(body)).encode()
+    except ValueError as exc:
+        raise _not_json(exc) from None
+
+
+def parsed(path: str, body: bytes) -> dict[str, Any]:
+    """Return the fields of a body; raises Refused where an engine could not read it."""
+    if sum(map(body.count, _PARTS)) > _MOST_PARTS or body.count(b",") > _MOST_VALUES:
+        _count(body)
+    try:
+        text = body.decode("utf-8")
+        gc.disable()  # it would look at each of ten million lists again and again, for nothing
+        fields = _JSON.decode(text)
+        if "\\u" in text:
+            json.dumps(fields, ensure_ascii=False).encode()  # halves of a character
+    except RecursionError:
+        raise Refused(400, "the body is JSON of too many levels") from None
+    except ValueError as exc:
+        raise _not_json(exc) from None
+    finally:
+        gc.enable()
+    if not isinstance(fields, dict):
+        raise Refused(400, "the body must be a JSON object")
+    _check(path, fields)
+    return fields
+
+
+def _not_json(exc: ValueError) -> Refused:
+    return Refused(400, f"the body is not valid JSON: {str(exc)[:200]}")
+
+
+def _count(body: bytes) -> None:
+    """Refuse a body of too many values, however long they are; what is in texts does not count.
+
+    Its time grows with the body's length, whatever is in it. A pattern for strings would read to
+    the end of the body again at each quote of a string without an end.
+    """
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _REST)
+    strings = bare.count(b'"') // 2
+    outside = b"".join(bare.split(b'"')[::2]) if strings <= _MOST_PARTS else b""
+    values = outside.count(b",")
+    if strings + len(outside) - values > _MOST_PARTS:
+        raise Refused(400, f"the body has more than {_MOST_PARTS} lists, objects and strings")
+    if values > _MOST_VALUES:
+        raise Refused(400, f"the body has more than {_MOST_VALUES} values")
+
+
+def _check(path: str, fields: Mapping[str, Any]) -> None:
+    for name in _OBJECTS:
+        if not isinstance(fields.get(name), (dict, type(None))):
+            raise Refused(400, f"{name} must be an object")
+    if len(fields) > _MOST_ITEMS:
+        raise Refused(400, f"the body has more than {_MOST_ITEMS} fields")
+    sessions, tokens = _SESSIONS.get(path, {}), _TOKENS.get(path)
+    for name, keys in sessions.items():
+        if isinstance(value := fields.get(name), list):
+            _check_session(name, value, keys)
+    beside = [
+        value
+        for name, value in fields.items()
+        if not (name in sessions and isinstance(value, list))
+        if name != tokens or not _are_tokens(value)
+    ]
+    if _items(beside, _MOST_ITEMS - len(fields)) is None:
+        raise Refused(
+            400,
+            f"the body has more than {_MOST_ITEMS} values other than token ids, messages and tools",
+        )
+
+
+def _check_session(name: str, value: list[Any], keys: tuple[str, ...]) -> None:
+    """Refuse a list of messages or tools that is too long, or long and of something else."""
+    items = _items([value], _MOST_PARTS)
+    if items is None:
+        raise Refused(400, f"{name} has more than {_MOST_PARTS} values")
+    if items <= _MOST_ITEMS:
+        return  # an engine's own message says more
+    for number, one in enumerate(value):
+        if not isinstance(one, dict) or not any(isinstance(one.get(key), str) for key in keys):
+            wanted = " or ".join(f"'{key}'" for key in keys)
+            raise Refused(400, f"{name}[{number}] must be an object with {wanted}")
+        content = one.get("content")
+        if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
+            raise Refused(400, f"{name}[{number}].content must be text or a list of objects")
+
+
+def _items(left: list[Any], most: int) -> int | None:
+    """Count values, nested ones too; None if there are more than `most`."""
+    items = 0
+    while left:
+        value = left.pop()
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise Refused(400, f"the body has a number beyond {_LARGEST}")
+        if isinstance(value, (dict, list)):
+            items += len(value)
+            if items > most:
+                return None
+            left.extend(value.values() if isinstance(value, dict) else value)
+    return items
+
+
+def _are_tokens(value: object) -> bool:
+    """Tell whether it is one list of token ids, or several."""
+    if not isinstance(value, list):
+        return False
+    if value and len(value) <= _MOST_ITEMS and all(isinstance(one, list) for one in value):
+        return all(_is_prompt(one) for one in value)
+    return _is_prompt(value)
+
+
+def _is_prompt(value: list[Any]) -> bool:
+    if not set(map(type, value)) <= {int}:
+        return False
+    return min(value, default=0) >= 0 and max(value, default=0) <= _LARGEST
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:50]} is too large")
+    return value
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pdkit_router.engine_side import EngineLost
-from pdkit_router.engines import Engine
-from pdkit_router.errors import Refused
+from pdkit_router.request import Refused
+from pdkit_router.upstream import Engine, EngineLost
 
 _log = logging.getLogger("router")
 _WAITING, _BATCH = 2048, 64  # spans

@@ -160,7 +160,7 @@ def _complete_engine(service: Service, stack: VendorStack, pod: Object) -> None:
     ]
     pod["volumes"] = volumes
     program, port = service.argv[0], str(ports(service)["http"])
-    leave = [program, "-m", "pdkit_connector.leave", port, str(LEAVES_S)]
+    leave = [program, "-m", "pdkit_connector.drain", port, str(LEAVES_S)]
     pod["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
     pod["terminationGracePeriodSeconds"] = engine_ends_s(plan)
     if devices := _device_rights(container.devices.groups, container.devices.seccomp):

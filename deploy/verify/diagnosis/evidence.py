@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deploy.planning.redis_memory import RedisMemory
 from deploy.verify.own_prompt import OwnPrompt
 
 # The connector vLLM must load; any other moves no KV, or bypasses the fixes.
@@ -87,6 +88,11 @@ class StoreFacts:
     user_supplied: bool = False
     services: Sequence[str] = ("redis",)
     name: str = "Redis"
+
+    @property
+    def memory(self) -> RedisMemory:
+        """How much it may hold, and what it does then."""
+        return RedisMemory(None, self.max_memory_bytes, self.policy)
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,10 @@ def full(evidence: Evidence) -> Diagnosis | None:
     """Redis is full and may not evict."""
     if not evidence.kinds_failed() & _FULL:
         return None
-    if evidence.store.evicted and (evidence.store.policy or "").startswith("allkeys"):
+    if evidence.store.evicted and evidence.store.memory.evicts_kv:
         return None  # it evicts, but is too small: see `evicts`
-    limit = evidence.store.max_memory_bytes
-    size = f" (maxmemory {limit / 2**20:.0f} MiB)" if limit else ""
+    limit = evidence.store.memory.limit_mib
+    size = f" (maxmemory {limit})" if limit else ""
     policy = (
         f" and its maxmemory-policy is {evidence.store.policy}" if evidence.store.policy else ""
     )
@@ -124,8 +124,8 @@ def perhaps_evicts(evidence: Evidence) -> Diagnosis | None:
 
 def _evicted(evidence: Evidence) -> Diagnosis:
     keys = f"; {evidence.vanished} of them belong to the check" if evidence.vanished else ""
-    limit = evidence.store.max_memory_bytes
-    size = f" ({limit / 2**20:.0f} MiB)" if limit else ""
+    limit = evidence.store.memory.limit_mib
+    size = f" ({limit})" if limit else ""
     return Diagnosis(
         "store_evicts",
         f"Redis is full{size} and evicted {evidence.store.evicted} keys during the check, before "

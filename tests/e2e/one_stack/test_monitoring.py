@@ -50,7 +50,7 @@ def test_the_recorded_metrics_are_still_there(kit: Deploy, name: str) -> None:
 
 
 def test_every_panel_has_data(prometheus: httpx.Client) -> None:
-    boards = BOARDS.keys() - {"kv-server"}  # tests/e2e/test_kv_server.py
+    boards = BOARDS.keys() - {"kv-server"}  # tests/e2e/test_lmcache_server.py
 
     def empty() -> set[tuple[str, str, str]]:
         use_the_stack()  # panels show the last minute

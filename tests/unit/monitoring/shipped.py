@@ -13,7 +13,7 @@ from deploy.assets import asset
 
 FOLDER = asset("compose", "monitoring", "dashboards")
 # Names on the metrics pages of real stacks, recorded by tests/e2e/one_stack/test_monitoring.py and
-# tests/e2e/test_kv_server.py.
+# tests/e2e/test_lmcache_server.py.
 RECORDED = Path(__file__).resolve().parents[2] / "fixtures" / "metrics"
 PROMETHEUS_OWN = {"up", "ALERTS"}
 # Recorded by the rules that a stack writes for itself.

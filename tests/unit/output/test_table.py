@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.output.table import duration, percent, size, table
+from deploy.output.table import duration, percent, table
+from deploy.planning.memory import size
 
 
 class TestTable:

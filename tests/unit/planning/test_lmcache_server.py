@@ -121,7 +121,7 @@ def test_engines_are_told_of_the_server(prepared: Make, engine: str, role: str) 
     assert config["kv_role"] == role
     assert config["kv_load_failure_policy"] == "recompute"
     # Not vLLM's own copy, which ignores settings (LMCache issue 5230).
-    assert config["kv_connector_module_path"] == "pdkit_connector.mp_connector"
+    assert config["kv_connector_module_path"] == "pdkit_connector.server_connector"
     extra = config["kv_connector_extra_config"]
     assert extra["lmcache.mp.server_urls"] == [f"ipc://{requests}"]
     assert extra["lmcache.mp.mp_transfer_mode"] == "lmcache_driven"

@@ -95,7 +95,7 @@ def test_other_addresses_are_not_loopback(host: str) -> None:
 def engines_parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Read a URL as the connector inside the engines does."""
     monkeypatch.syspath_prepend(str(connector_path()))
-    module = import_module("pdkit_connector.redis_path.address")
+    module = import_module("pdkit_connector.redis_path.servers")
     return module.parse  # type: ignore[no-any-return]
 
 

@@ -21,7 +21,7 @@ KEY = "0123456789abcdef" * 4
 ROUTER = str(Path(__file__).resolve().parents[3] / "deploy" / "router")
 sys.path.insert(0, ROUTER)
 
-from pdkit_router.engines import Engine  # noqa: E402 - it is found from here on
+from pdkit_router.upstream import Engine  # noqa: E402 - it is found from here on
 
 
 def engines_up(count: int) -> list[Engine]:

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from pdkit_router.engines import Engine, PrefixGroup
+from pdkit_router.route import PrefixGroup
+from pdkit_router.upstream import Engine
 
 from tests.unit.router.conftest import ROUTER, Router, Start, engines_up
 
@@ -81,7 +82,7 @@ class TestPrefixes:
     def test_the_number_of_remembered_prefixes_is_limited(
         self, three: list[Engine], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pdkit_router.engines._KNOWN", 4)
+        monkeypatch.setattr("pdkit_router.route._KNOWN", 4)
         group = PrefixGroup(three)
         for n in range(9):
             group.choose((), group.beginning(f"{n}" * 600))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pdkit_router import engines
-from pdkit_router.engines import Engine, HealthChecker, PrefixGroup
+from pdkit_router import upstream
+from pdkit_router.route import PrefixGroup
+from pdkit_router.upstream import Engine, HealthChecker
 
 from tests.ports import unused_port
 from tests.unit.router import stand_in
@@ -127,7 +128,7 @@ def test_a_router_that_starts_waits_for_engines_that_are_slow(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any engine, it would refuse the requests that waited for it."""
-    monkeypatch.setattr(engines, "_ANSWER_S", 0.02)
+    monkeypatch.setattr(upstream, "_ANSWER_S", 0.02)
     stand = StandIn(loop, "producer-0", frozen=True)
 
     async def asked() -> None:
@@ -144,7 +145,7 @@ def test_a_router_that_starts_waits_for_engines_that_are_slow(
 def test_a_router_that_starts_does_not_wait_for_an_engine_that_hangs(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "_GREET_S", 0.1)
+    monkeypatch.setattr(upstream, "_GREET_S", 0.1)
     stand = StandIn(loop, "producer-0", frozen=True)
 
     async def asked() -> None:

@@ -10,11 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pdkit_router.engine_side import Connections, EngineConnection, EngineLost
-from pdkit_router.engines import Engine, Group
-from pdkit_router.errors import Refused
-from pdkit_router.forward import Forwarder
-from pdkit_router.request import Request
+from pdkit_router.request import Refused, Request
+from pdkit_router.route import Forwarder, Group
+from pdkit_router.upstream import Connections, Engine, EngineConnection, EngineLost
 
 from tests.unit.router.conftest import engines_up
 

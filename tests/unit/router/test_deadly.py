@@ -11,7 +11,7 @@ import pytest
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import Router, Start
 from tests.unit.router.stand_in import Connection, StandIn
-from tests.unit.router.test_continuation import WHOLE, Model, chunks, text_of
+from tests.unit.router.test_resume import WHOLE, Model, chunks, text_of
 
 COMPLETIONS = "/v1/completions"
 DEADLY = {"model": "m", "prompt": "deadly", "max_tokens": 12}

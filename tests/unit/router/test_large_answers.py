@@ -12,9 +12,9 @@ from unittest import mock
 import httptools
 import httpx
 import pytest
-from pdkit_router.answers import pass_on
-from pdkit_router.client_side import ClientResponse
-from pdkit_router.engine_side import HELD_BYTES, EngineConnection
+from pdkit_router.resume import pass_on
+from pdkit_router.serve import ClientResponse
+from pdkit_router.upstream import HELD_BYTES, EngineConnection
 
 from tests.unit.router.conftest import Router, forget_peak, peak
 from tests.unit.router.stand_in import Connection, Loop, StandIn

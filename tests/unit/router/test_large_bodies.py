@@ -10,11 +10,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from pdkit_router import forward
-from pdkit_router.client_side import ClientResponse
-from pdkit_router.engines import Group
-from pdkit_router.errors import Refused
-from pdkit_router.request import Request
+from pdkit_router import route
+from pdkit_router.request import Refused, Request
+from pdkit_router.route import Group
+from pdkit_router.serve import ClientResponse
 
 from tests.unit.router.conftest import Router, Start, forget_peak, peak
 from tests.unit.router.test_doors import answers, head, post
@@ -82,22 +81,22 @@ def test_a_body_takes_little_more_memory_than_its_bytes(
 def test_other_requests_are_served_between_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading one takes the time of thousands of small requests."""
     turns: list[str] = []
-    read = forward.work
+    read = route.work
 
     def noted(request: Request, **options: Any) -> Any:
         turns.append("large" if len(request.body) > 2**20 else "small")
         return read(request, **options)
 
-    monkeypatch.setattr(forward, "work", noted)
+    monkeypatch.setattr(route, "work", noted)
 
-    async def serve(forwarder: forward.Forwarder, size: int) -> None:
+    async def serve(forwarder: route.Forwarder, size: int) -> None:
         headers = [("host", "localhost")]
         request = Request("POST", "/v1/completions", headers, bytearray(b" " * size + b"{}"))
         with suppress(Refused):
             await forwarder.serve(request, mock.Mock(spec=ClientResponse))
 
     async def all_at_once() -> None:
-        forwarder = forward.Forwarder(Group(()), Group(()), "recompute", 1.0, Counter())
+        forwarder = route.Forwarder(Group(()), Group(()), "recompute", 1.0, Counter())
         requests = [serve(forwarder, size) for size in (2**21, 2**21, 2**21, 0, 0)]
         waiting = asyncio.gather(*requests)
         while not waiting.done():

@@ -11,10 +11,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from pdkit_router import client_side
-from pdkit_router.client_side import ClientLimits, ClientResponse, Clients
-from pdkit_router.errors import Refused
-from pdkit_router.request import Doorkeeper, Request
+from pdkit_router import serve
+from pdkit_router.request import Doorkeeper, Refused, Request
+from pdkit_router.serve import ClientLimits, ClientResponse, Clients
 
 from tests.unit.router.stand_in import Loop
 
@@ -100,7 +99,7 @@ def test_a_refused_client_is_disconnected_even_if_it_reads_late(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal may fill what the client has not read of the answer before."""
-    monkeypatch.setattr(client_side, "_LINGER_S", 0.01)
+    monkeypatch.setattr(serve, "_LINGER_S", 0.01)
     transport = mock.Mock()
     transport.is_closing.return_value = False
 

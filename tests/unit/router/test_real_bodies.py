@@ -9,9 +9,8 @@ import random
 from typing import Any
 
 import pytest
-from pdkit_router.body import parsed
-from pdkit_router.errors import Refused
-from pdkit_router.request import Request, work
+from pdkit_router.request import Refused, Request, parsed
+from pdkit_router.route import work
 
 from tests.unit.router.conftest import Router
 

@@ -9,12 +9,10 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from pdkit_router import engines
-from pdkit_router.engine_side import EngineLost
-from pdkit_router.engines import Engine, Group, HealthChecker
-from pdkit_router.errors import Refused
-from pdkit_router.forward import Budget
-from pdkit_router.request import Request, work
+from pdkit_router import upstream
+from pdkit_router.request import Refused, Request
+from pdkit_router.route import Budget, Group, work
+from pdkit_router.upstream import Engine, EngineLost, HealthChecker
 
 from tests.unit.router.conftest import engines_up
 from tests.unit.router.stand_in import Loop, StandIn, waits
@@ -108,9 +106,9 @@ class TestSilence:
     def test_a_request_without_an_answer_is_sent_elsewhere(
         self, loop: Loop, monkeypatch: pytest.MonkeyPatch, begun: bool
     ) -> None:
-        monkeypatch.setattr(engines, "_SILENT_S", 0.2)
-        monkeypatch.setattr(engines, "_EVERY_S", 0.02)
-        monkeypatch.setattr(engines, "_ANSWER_S", 0.1)
+        monkeypatch.setattr(upstream, "_SILENT_S", 0.2)
+        monkeypatch.setattr(upstream, "_EVERY_S", 0.02)
+        monkeypatch.setattr(upstream, "_ANSWER_S", 0.1)
         stand_in = StandIn(loop, "c")
         loop.run(self._silent(stand_in, begun))
         stand_in.go.set()
@@ -143,9 +141,9 @@ class TestSilence:
     def test_a_router_that_was_held_up_blames_no_engine(
         self, loop: Loop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(engines, "_SILENT_S", 0.3)
-        monkeypatch.setattr(engines, "_EVERY_S", 0.01)
-        monkeypatch.setattr(engines, "_ANSWER_S", 0.1)
+        monkeypatch.setattr(upstream, "_SILENT_S", 0.3)
+        monkeypatch.setattr(upstream, "_EVERY_S", 0.01)
+        monkeypatch.setattr(upstream, "_ANSWER_S", 0.1)
         stand_in = StandIn(loop, "c")
         asyncio.run(self._held_up(stand_in))
 
@@ -174,8 +172,8 @@ class TestSilence:
         self, loop: Loop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Large bodies, one after the other, each of which takes longer than an answer may."""
-        monkeypatch.setattr(engines, "_EVERY_S", 0.001)
-        monkeypatch.setattr(engines, "_ANSWER_S", 0.02)
+        monkeypatch.setattr(upstream, "_EVERY_S", 0.001)
+        monkeypatch.setattr(upstream, "_ANSWER_S", 0.02)
         asyncio.run(self._always_held_up(StandIn(loop, "c")))
 
     async def _always_held_up(self, stand_in: StandIn) -> None:

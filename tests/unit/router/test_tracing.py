@@ -18,15 +18,15 @@ import uvloop
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from pdkit_router import tracing
-from pdkit_router.engine_side import Connections, EngineLost
 from pdkit_router.request import Request
 from pdkit_router.tracing import Tracer
+from pdkit_router.upstream import Connections, EngineLost
 
 from tests.ports import unused_port
 from tests.unit.router import stand_in
 from tests.unit.router.conftest import KEY, Router, Start
 from tests.unit.router.stand_in import Loop, StandIn
-from tests.unit.router.test_continuation import ASKED, WHOLE, Model, text_of
+from tests.unit.router.test_resume import ASKED, WHOLE, Model, text_of
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "m", "prompt": "x", "max_tokens": 5, "temperature": 0}

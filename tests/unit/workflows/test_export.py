@@ -674,7 +674,7 @@ def test_an_engine_that_ends_has_time_for_its_requests(
     engine = main_container(built[vendor], "consumer")
     program, *rest, limit_s = engine["lifecycle"]["preStop"]["exec"]["command"]
     assert [program] == engine["command"]
-    assert rest == ["-m", "pdkit_connector.leave", "8000"]
+    assert rest == ["-m", "pdkit_connector.drain", "8000"]
     noticed_s, stop_s = 10, 15
     grace_s = pods(built[vendor])["consumer"]["terminationGracePeriodSeconds"]
     assert grace_s >= noticed_s + int(limit_s) + stop_s

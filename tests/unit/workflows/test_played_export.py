@@ -23,7 +23,7 @@ TABLES = (*PLAYED, *CHANGED, *IGNORED)
 SAID: dict[str, dict[str, set[object]]] = {
     "affinity": {"topologyKey": {"kubernetes.io/hostname"}, "weight": {100}},
     "automountServiceAccountToken": {"automountServiceAccountToken": {False}},
-    "containers.lifecycle": {"command": {"pdkit_connector.leave", "300", "sleep", "5"}},
+    "containers.lifecycle": {"command": {"pdkit_connector.drain", "300", "sleep", "5"}},
     "containers.readinessProbe": {"path": {"/health"}, "port": {"http"}, "failureThreshold": {2}},
     "containers.resources.requests.cpu": {"cpu": {"1", "8", "500m"}},
     "containers.startupProbe": {"path": {"/health", "/liveness"}, "failureThreshold": {6, 120}},

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lmcache.v1.memory_management import MemoryFormat
 from paged_kernels import CARD, Kernels, OnCard, play
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Setting
 
 LAYERS, BLOCKS, HEADS, BLOCK_SIZE, HEAD_SIZE = 2, 6, 4, 16, 8
 CHUNK = 32

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lmcache_objects import CHUNK, HEAD_SIZE, HEADS, LAYERS, config, metadata
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Setting
 from trial import NotHere
 
 BLOCKS, CHUNKS, BLOCK_SIZE = 8, 3, CHUNK

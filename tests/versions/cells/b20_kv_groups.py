@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lmcache.integration.vllm.vllm_v1_adapter import ReqMeta, RequestTracker
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Setting
 
 BITES = Setting(engine=True, kv_cache_specs=("FullAttentionSpec", "SlidingWindowSpec"))
 BLOCK, BLOCKS, NULL_BLOCK = 4, 4, 0

@@ -53,8 +53,7 @@ def pytest_load_initial_conftests() -> None:
         _collect_as_if_there_was_a_device()
     if folder := os.environ.get("PDKIT_UPSTREAM_CONNECTOR"):
         sys.path.append(folder)
-        from pdkit_connector.registry import Registry, discover
-        from pdkit_connector.setting import Setting
+        from pdkit_connector.registry import Registry, Setting, discover
 
         outcomes = Registry(discover()).apply(Setting(), ())
         _write(fixes={outcome.fix.id: outcome.state.value for outcome in outcomes})
@@ -72,10 +71,10 @@ def _collect_as_if_there_was_a_device() -> None:
 def _guard_server() -> None:
     """Do what the kit does to engines and to the server, which keeps its ports."""
     from lmcache.integration.vllm import lmcache_mp_connector, vllm_multi_process_adapter
-    from pdkit_connector.ended_engines import release_ended
-    from pdkit_connector.mp_connector import GuardedAdapter, GuardedSchedulerAdapter
+    from pdkit_connector.lmcache_server import release_ended
+    from pdkit_connector.server_connector import GuardedAdapter, GuardedSchedulerAdapter
+    from pdkit_connector.server_copies import copy_once
     from pdkit_connector.server_stores import answer_engines
-    from pdkit_connector.tier_copies import copy_once
 
     for module in (lmcache_mp_connector, vllm_multi_process_adapter):
         module.LMCacheMPWorkerAdapter = GuardedAdapter

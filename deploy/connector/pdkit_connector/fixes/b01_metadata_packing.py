@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdkit_connector.in_engine.layer_steps import replace_method, silent
-from pdkit_connector.registry import Fix, Need, ProbeResult, describe
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting, describe
 
 _MODULE = "lmcache.v1.protocol"
 _HEAD_INTS, _RECORD_INTS = 2, 5
@@ -69,7 +68,7 @@ def _trimmed(unpack: Callable[[Any], Any], packed: Any) -> Any:
 
 
 def _groups() -> int:
-    """Return how many records the store's metadata holds."""
+    """Count the records in the store's metadata."""
     from lmcache.v1 import protocol
 
     return (len(protocol.REMOTE_METADATA_FMT or "") - _HEAD_INTS) // _RECORD_INTS

@@ -15,8 +15,7 @@ from pdkit_connector.in_engine.layer_steps import (
     run_layers,
     silent,
 )
-from pdkit_connector.registry import Fix, Need, ProbeResult, describe
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting, describe
 
 
 def probe(setting: Setting) -> ProbeResult:

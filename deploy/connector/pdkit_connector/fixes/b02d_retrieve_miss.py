@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdkit_connector.in_engine.layer_steps import Steps, probe_steps, replace_method
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 
 def probe(setting: Setting) -> ProbeResult:

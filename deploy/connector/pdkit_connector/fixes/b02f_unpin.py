@@ -14,8 +14,7 @@ from pdkit_connector.in_engine.layer_steps import (
     replace_method,
     silent,
 )
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 
 def probe(_setting: Setting) -> ProbeResult:

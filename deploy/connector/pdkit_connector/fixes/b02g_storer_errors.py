@@ -14,8 +14,7 @@ from pdkit_connector.in_engine.layer_steps import (
     store_steps,
 )
 from pdkit_connector.log import NAME, get_logger
-from pdkit_connector.registry import Fix, Need, ProbeResult, describe
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting, describe
 
 
 def probe(setting: Setting) -> ProbeResult:

@@ -9,8 +9,7 @@ from typing import Any
 from pdkit_connector.in_engine.adapter_miniature import BLOCK, CHUNK, miniature, resumed_step
 from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.in_engine.step_requests import resumed_ids
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 
 def probe(_setting: Setting) -> ProbeResult:

@@ -7,8 +7,7 @@ from typing import Any
 
 from pdkit_connector.in_engine.adapter_miniature import LookupClient, miniature, new_request, quiet
 from pdkit_connector.in_engine.layer_steps import replace_method
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 _PROMPT, _COMPUTED, _TOKENS = 5, 8, 9
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdkit_connector.in_engine.layer_steps import replace_method
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 
 def probe(_setting: Setting) -> ProbeResult:

@@ -9,10 +9,9 @@ from typing import Any
 from pdkit_connector.errors import UnsupportedSetting
 from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.in_engine.packed_kv import PackedMover, common_layout, is_packed
-from pdkit_connector.in_engine.refused_loads import as_miss
+from pdkit_connector.in_engine.partial_loads import as_miss
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 LINK = "https://github.com/LMCache/LMCache/issues/4463"
 UNTESTED = "shown by emulated addresses, untested on hardware"

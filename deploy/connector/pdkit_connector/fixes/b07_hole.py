@@ -6,10 +6,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.in_engine import holes
+from pdkit_connector.in_engine import partial_loads
 from pdkit_connector.in_engine.layer_steps import idle_engine, replace_method, silent
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 _CHUNK = 4
 
@@ -33,11 +32,11 @@ def apply(_setting: Setting) -> str:
 
     ended = []
     if not _layerwise_is_true():
-        replace_method(LMCacheEngine, "retrieve_layer", holes.layerwise)
+        replace_method(LMCacheEngine, "retrieve_layer", partial_loads.layerwise)
         ended.append("layerwise loads")
     if not _plain_is_true():
-        replace_method(LMCacheEngine, "_process_tokens_internal", holes.plain)
-        replace_method(StorageManager, "batched_get", holes.collected)
+        replace_method(LMCacheEngine, "_process_tokens_internal", partial_loads.plain)
+        replace_method(StorageManager, "batched_get", partial_loads.collected)
         ended.append("plain loads")
     return f"ended at the first missing chunk: {', '.join(ended)}"
 
@@ -53,7 +52,7 @@ def _plain_is_true() -> bool:
         contains=lambda *_args, **_kwargs: "store",
         get_block_mapping=lambda chunks: {"store": chunks},
         non_allocator_backends=[],
-        batched_get=partial(holes.collected, lambda _manager, **_asked: gone, None),
+        batched_get=partial(partial_loads.collected, lambda _manager, **_asked: gone, None),
     )
     with silent("lmcache.v1.cache_engine"):
         chunks, _ = engine._process_tokens_internal([1] * 3 * _CHUNK, None, mask)

@@ -11,8 +11,7 @@ from typing import Any
 
 from pdkit_connector.in_engine.layer_steps import replace_method, was_replaced, what_runs
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Fix, Need, ProbeResult, describe
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting, describe
 
 # A chunk is these two keys, which Redis can evict apart.
 _METADATA, _PAYLOAD = "metadata", "kv_bytes"

@@ -18,8 +18,7 @@ from pdkit_connector.in_engine.adapter_miniature import (
 from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.in_engine.step_requests import is_to_load, of_step, running, unpin, without
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 
 def probe(_setting: Setting) -> ProbeResult:
@@ -113,7 +112,7 @@ def _set_back(build: Callable[[Any, Any], Any], self: Any, scheduler_output: Any
 
 
 def _tracked_when_set_back() -> int:
-    """Return how many tokens the adapter counts of a request set back to a block, a step later."""
+    """Return the tokens that the adapter counts a step after a request was set back to a block."""
     impl = miniature(client=object())
     running_step(impl, 9, tracked=8, computed=BLOCK)
     return len(impl._request_trackers["probe"].token_ids)

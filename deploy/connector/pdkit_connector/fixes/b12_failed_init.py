@@ -9,9 +9,8 @@ from typing import Any
 from pdkit_connector.in_engine.adapter_miniature import miniature, quiet
 from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.in_engine.step_requests import is_to_load
-from pdkit_connector.registry import Fix, Need, ProbeResult
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 from pdkit_connector.request_view import RequestView
-from pdkit_connector.setting import Setting
 
 Method = Callable[..., Any]
 

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pdkit_connector.in_engine.layer_steps import replace_method, was_replaced
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.metrics import open_socket
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 from pdkit_connector.store_barrier import begin, end
-from pdkit_connector.worker import open_socket
 
 _PUTS = ("put", "batched_put")
 

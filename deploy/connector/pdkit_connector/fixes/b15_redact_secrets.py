@@ -9,8 +9,7 @@ import textwrap
 from typing import Any
 
 from pdkit_connector.redaction import Redactor, install, known_secrets
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 _SECRET = "probe-0c2f1e"  # noqa: S105 - not a secret: the probe looks for it
 _URL = f"redis://:{_SECRET}@host:6379"

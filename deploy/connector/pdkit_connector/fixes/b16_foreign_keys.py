@@ -14,9 +14,8 @@ from pdkit_connector.in_engine.adapter_miniature import (
 )
 from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Fix, Need, ProbeResult
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 from pdkit_connector.request_view import FOREIGN, foreign
-from pdkit_connector.setting import Setting
 
 _told: set[str] = set()
 

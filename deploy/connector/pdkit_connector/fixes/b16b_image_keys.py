@@ -7,8 +7,7 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.registry import Fix, Need, ProbeResult, describe
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting, describe
 
 _PLACEHOLDERS = 4
 

@@ -17,8 +17,7 @@ from pdkit_connector.in_engine.layer_steps import (
     silent,
 )
 from pdkit_connector.in_engine.step_requests import of_step
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 _PROBE_TAGS = {"lmcache.tag.pdkit": "probe"}
 # What the worker calls first of each, with what a probe hands over.

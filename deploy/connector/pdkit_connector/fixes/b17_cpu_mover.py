@@ -10,9 +10,8 @@ from typing import Any
 from pdkit_connector.errors import UnsupportedSetting
 from pdkit_connector.in_engine.cpu_blocks import Geometry
 from pdkit_connector.in_engine.layer_steps import replace_method
-from pdkit_connector.in_engine.refused_loads import as_miss
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.in_engine.partial_loads import as_miss
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 LAYOUT_TAG = "lmcache.tag.kv_layout"
 

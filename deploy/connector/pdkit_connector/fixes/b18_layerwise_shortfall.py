@@ -18,8 +18,7 @@ from pdkit_connector.in_engine.layer_steps import (
     silent,
 )
 from pdkit_connector.log import get_logger
-from pdkit_connector.registry import Fix, Need, ProbeResult, describe
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting, describe
 
 # Slots that a retrieve did not fill, kept on the engine until vLLM asks for failed blocks.
 _UNFILLED = "_pdkit_unfilled_slots"

@@ -15,8 +15,7 @@ from pdkit_connector.in_engine.adapter_miniature import (
 )
 from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.in_engine.step_requests import unpin, without
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 # Ids of the requests whose loads fell short in this step, kept on the adapter until it stored.
 _FAILED = "_pdkit_failed_loads"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 _TOKENS = 8
 # A block table of each of two groups, the first with vLLM's null block where a window has passed.
@@ -28,7 +27,7 @@ def probe(setting: Setting) -> ProbeResult:
 
 
 def guard(setting: Setting) -> str | None:
-    """Return why LMCache cannot take the engine's KV; None if it can, or no engine runs."""
+    """Return the reason LMCache cannot take the engine's KV; None if it can, or no engine runs."""
     return None if setting.kv_cache_specs is None else _trouble(setting)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from pdkit_connector.in_engine.layer_steps import idle_engine, replace_method, silent
 from pdkit_connector.log import NAME, get_logger
-from pdkit_connector.registry import Fix, Need, ProbeResult, describe
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting, describe
 
 
 def probe(setting: Setting) -> ProbeResult:

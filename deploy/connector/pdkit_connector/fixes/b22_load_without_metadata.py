@@ -16,8 +16,7 @@ from pdkit_connector.in_engine.adapter_miniature import (
 )
 from pdkit_connector.in_engine.layer_steps import replace_method
 from pdkit_connector.in_engine.step_requests import is_to_load, of_step
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 
 def probe(_setting: Setting) -> ProbeResult:

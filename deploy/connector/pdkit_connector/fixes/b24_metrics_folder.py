@@ -10,8 +10,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from pdkit_connector.in_engine.layer_steps import replace_method, was_replaced
-from pdkit_connector.registry import Fix, Need, ProbeResult
-from pdkit_connector.setting import Setting
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 
 _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _SHARED = "/tmp/lmcache_prometheus"  # noqa: S108 - what the probe looks for

@@ -14,9 +14,8 @@ from pdkit_connector.in_engine.adapter_miniature import (
     quiet,
 )
 from pdkit_connector.in_engine.layer_steps import replace_method
-from pdkit_connector.registry import Fix, Need, ProbeResult
+from pdkit_connector.registry import Fix, Need, ProbeResult, Setting
 from pdkit_connector.request_view import is_computed_whole
-from pdkit_connector.setting import Setting
 
 
 def probe(_setting: Setting) -> ProbeResult:

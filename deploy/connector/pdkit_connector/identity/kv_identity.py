@@ -258,7 +258,7 @@ _EARLY = ("configuration", "variables")
 
 
 def kv_rows(vllm_config: Any) -> dict[str, str]:
-    """Return what KV of this engine depends on: row → value.
+    """Collect the identity of this engine's KV: row → value.
 
     A row that this vLLM cannot tell is "unknown": no row is worth an engine.
     """
@@ -278,7 +278,7 @@ def _told(take: Callable[[Any], Any], vllm_config: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a value: the same in all processes, and another for another."""
+    """Convert a value to JSON types: equal in all processes, and different for different values."""
     if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Mapping):
@@ -366,7 +366,7 @@ def identified(vllm_config: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def facts(rows: Mapping[str, str], vllm_config: Any) -> dict[str, Any]:
-    """Return what an engine reports of its identity, beside the format of its KV."""
+    """Return an engine's report of its identity, beside the format of its KV."""
     return {
         "model": rows["model"],
         "key_name": key_name(rows),

@@ -166,7 +166,7 @@ def _files(folder: Path, names: Sequence[str]) -> tuple[ModelFile, ...]:
 
 
 def files_digest(files: Sequence[ModelFile]) -> str:
-    """Return what distinguishes these files from others; "" for none."""
+    """Return a fingerprint of these files; "" for none."""
     if not files:
         return ""
     return hashlib.sha256(repr([tuple(file) for file in files]).encode()).hexdigest()[:16]
@@ -300,7 +300,7 @@ def _hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def entries(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> object:
-    """Return what changes with each change of a file that counts, without reading any."""
+    """Return a mark that changes with any file that counts, without reading one."""
     folders = [model_folder(argv, environ), *named_paths(argv)]
     files = (file for one in folders for file in (one, *(one / name for name in _names(one))))
     return sorted((str(file), *_stat(file)) for file in files)

@@ -7,9 +7,10 @@ would load KV of the old weights. An alert tells an operator before the last one
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdkit_connector.identity.model_files import (
     DIGEST_VARIABLE,
@@ -18,6 +19,9 @@ from pdkit_connector.identity.model_files import (
     entries,
 )
 from pdkit_connector.log import get_logger
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Send
 
 METRIC = "pdkit_model_changed"
 _EVERY_S = 60
@@ -69,3 +73,23 @@ class ModelWatch:
 
         text = "Whether the model's files differ from those that the stack serves."
         return [GaugeMetricFamily(METRIC, text, value=bool(self.differs))]
+
+
+def unless_changed(send: Send) -> Send:
+    """Return the lifespan's `send`, which reports a failed start if the files have changed.
+
+    vLLM starts its HTTP server, and with it the lifespan, when the model is loaded.
+    """
+
+    async def checked(message: Message) -> None:
+        if message["type"] == "lifespan.startup.complete" and (
+            differs := difference_to_plan(sys.argv[1:])
+        ):
+            message = {
+                "type": "lifespan.startup.failed",
+                "message": f"pdkit-connector ERROR {differs}, while this engine loaded the model, "
+                "so it does not serve; deploy restart names the file and the next command",
+            }
+        await send(message)
+
+    return checked

@@ -15,7 +15,7 @@ from lmcache.v1.memory_management import MemoryFormat
 
 from pdkit_connector.errors import TransferRefused
 from pdkit_connector.in_engine.cpu_blocks import Geometry, PagedKV, object_rows
-from pdkit_connector.in_engine.refused_loads import noted
+from pdkit_connector.in_engine.partial_loads import noted
 
 if TYPE_CHECKING:
     import torch

@@ -24,12 +24,12 @@ ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
 
 
 def store_steps(num_layers: int) -> int:
-    """Return how often the adapter steps a storer."""
+    """Count the steps that the adapter takes of a storer."""
     return num_layers + 1
 
 
 def retrieve_steps(num_layers: int) -> int:
-    """Return how often the adapter steps a retriever."""
+    """Count the steps that the adapter takes of a retriever."""
     return num_layers + 2
 
 
@@ -53,7 +53,7 @@ def was_replaced(method: Callable[..., Any], around: Callable[..., Any] | None =
 
 
 def what_runs(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what was put last in a method's place; the method itself if nothing was."""
+    """Return the last replacement of a method; the method itself without one."""
     put: tuple[Callable[..., Any], ...] = getattr(method, _AROUND, ())
     return put[-1] if put else method
 

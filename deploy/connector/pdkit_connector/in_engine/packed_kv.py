@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pdkit_connector.errors import TransferRefused, UnsupportedSetting
-from pdkit_connector.in_engine.refused_loads import noted
+from pdkit_connector.in_engine.partial_loads import noted
 
 if TYPE_CHECKING:
     import torch
@@ -217,7 +217,7 @@ def _identical(left: object, right: object) -> bool:
 
 
 def _as_rows(tensor: torch.Tensor) -> Any:
-    """Return what a mover takes for a memory object of rows."""
+    """Build the memory object of rows that a mover takes."""
     from lmcache.v1.memory_management import MemoryFormat
 
     return SimpleNamespace(tensor=tensor, metadata=SimpleNamespace(fmt=MemoryFormat.KV_MLA_FMT))

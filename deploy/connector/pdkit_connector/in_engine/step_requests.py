@@ -14,7 +14,7 @@ def of_step(impl: Any) -> list[Any]:
 
 
 def is_to_load(request: Any) -> bool:
-    """Return whether a step has KV of the request to load."""
+    """Tell whether the step loads KV of the request."""
     return request.load_spec is not None and bool(request.load_spec.can_load)
 
 

@@ -2,10 +2,10 @@
 
 LMCache's configuration names it (`storage_plugins`) and gives its settings under `extra_config`:
 
-    pdkit.url           address of Redis (see `address`), or a list: keys are spread over all
+    pdkit.url           address of Redis (see `servers`), or a list: keys are spread over all
     pdkit.namespace     prefix of every key; engines with the same namespace share KV
     pdkit.mac_key_file  a file with a secret, by which values have a MAC instead of a checksum
-    pdkit.<limit>       a field of `client.Limits`
+    pdkit.<limit>       a field of `settings.Limits`
 
 Every chunk, or layer of a chunk in layerwise mode, is one value.
 """
@@ -15,28 +15,31 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
+import torch
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from pdkit_connector import store_barrier
 from pdkit_connector.counters import COUNTERS
+from pdkit_connector.errors import ConnectorError
 from pdkit_connector.kv_report import public_address
-from pdkit_connector.redis_path.client import Client, refuse_bad_login
-from pdkit_connector.redis_path.failures import failures
-from pdkit_connector.redis_path.link import Deadline
-from pdkit_connector.redis_path.names import Names
-from pdkit_connector.redis_path.servers import SERVERS
+from pdkit_connector.redis_path.info import SERVERS
+from pdkit_connector.redis_path.protocol import Deadline
 from pdkit_connector.redis_path.settings import (
+    failures,
     limits_of,
     read_settings,
     required,
     secret_of,
     urls_of,
 )
-from pdkit_connector.redis_path.tensors import OwnTensors
-from pdkit_connector.redis_path.value import HEADER_BYTES, Codec, Header, digest
+from pdkit_connector.redis_path.transfer import Client, refuse_bad_login
+from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Header, digest
 from pdkit_connector.registry import describe
 
 _RESULTS = {
@@ -103,7 +106,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             self._client.open()
 
     def pdkit_facts(self) -> dict[str, str]:
-        """Return what `kv_report` says about Redis."""
+        """Return the facts about Redis for `kv_report`."""
         return {
             "redis": ", ".join(map(public_address, self._urls)),
             "namespace": self._namespace,
@@ -121,7 +124,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: Sequence[Any], pin: bool = False) -> int:  # noqa: ARG002
-        """Return how many keys Redis has, from the first on; nothing is pinned there."""
+        """Count the keys that Redis has, up to the first that it lacks; nothing is pinned there."""
         return self._client.lookups.held(self._names.many(keys), self._value_bytes)
 
     async def batched_async_contains(
@@ -198,7 +201,7 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             if key not in self._storing:
                 self._submit(key, memory_obj, on_complete_callback)
 
-    def _submit(self, key: Any, memory_obj: Any, told: Callable[[Any], None] | None) -> None:
+    def _submit(self, key: Any, memory_obj: Any, on_stored: Callable[[Any], None] | None) -> None:
         name = self._names.one(key)
         payload = _bytes_of(memory_obj)
         self._value_bytes = HEADER_BYTES + len(payload)
@@ -218,8 +221,8 @@ class RedisPath(StoragePluginInterface):  # type: ignore[misc]
             self._storing.discard(key)
             memory_obj.ref_count_down()
             store_barrier.end(token)
-            if stored and told is not None:
-                told(key)
+            if stored and on_stored is not None:
+                on_stored(key)
 
         if not self._client.stores.store(name, header, payload, done):
             done(False)
@@ -284,3 +287,122 @@ def layout_of(config: Any, metadata: Any) -> str:
         },
         sort_keys=True,
     )
+
+
+# The parts of LMCache's text of a key, beside its hash.
+_ALIKE = attrgetter("__class__", "model_name", "world_size", "worker_id", "dtype", "tags")
+_KNOWN = {
+    "model_name", "world_size", "worker_id", "chunk_hash", "dtype",
+    "request_configs", "tags", "_dtype_str",
+}  # fmt: skip
+# Keys of another release may have more parts.
+_KNOWS_ALL = set(getattr(CacheEngineKey, "__dataclass_fields__", ())) == _KNOWN
+
+
+class Names:
+    """Turns keys into names with a prefix."""
+
+    def __init__(self, prefix: str, *, first_rank_only: bool) -> None:
+        """With `first_rank_only`, give the keys of all ranks the names of the first rank's."""
+        self._prefix = prefix
+        self._first_rank_only = first_rank_only
+
+    def one(self, key: Any) -> bytes:
+        """Return the name of a key."""
+        if self._first_rank_only:
+            key = key.with_new_worker_id(0)
+        return f"{self._prefix}{key.to_string()}".encode()
+
+    def many(self, keys: Sequence[Any]) -> list[bytes]:
+        """Return the names of keys.
+
+        The keys of a prompt differ in their hashes only, so LMCache turns just one of them into
+        text: for all, that would take three times as long as the rest of a lookup.
+        """
+        return self._alike(keys) or [self.one(key) for key in keys]
+
+    def _alike(self, keys: Sequence[Any]) -> list[bytes]:
+        """Return the names of keys that differ in their hashes only; nothing if more differs."""
+        if not _KNOWS_ALL or not keys:
+            return []
+        first = keys[0]
+        try:
+            facts = list(map(_ALIKE, keys))
+            if type(first) is not CacheEngineKey or facts.count(facts[0]) < len(facts):
+                return []
+            spelled, mark = self.one(first), b"@%x@" % first.chunk_hash
+            if spelled.count(mark) != 1:
+                return []
+            # From the right: the rank before the hash may be the same number.
+            head, _, tail = spelled.rpartition(mark)
+            names = [b"%b@%x@%b" % (head, key.chunk_hash, tail) for key in keys]
+        except TypeError:  # a tag that has no hash, or hashes that are bytes
+            return []
+        return names if names[-1] == self.one(keys[-1]) else []
+
+
+TensorType = tuple[torch.Size, torch.dtype, MemoryFormat]
+# How a header describes a tensor: dtype, shape, format, bytes.
+_Description = tuple[str, tuple[int, ...], int, int]
+
+
+class OwnTensors:
+    """What one value of this engine may hold: a whole chunk, or a layer of it."""
+
+    def __init__(self, config: Any, metadata: Any) -> None:
+        """Raise ConnectorError if values could have any length."""
+        if config.save_unfull_chunk:
+            raise ConnectorError(
+                "save_unfull_chunk: true does not work with the Redis path: only the value "
+                "itself would show how many tokens it has; set save_unfull_chunk: false"
+            )
+        self._config = config
+        self._metadata = metadata
+        self._known: dict[_Description, TensorType] = {}
+
+    def of(self, header: Header) -> TensorType:
+        """Return the tensor that a header describes; raise BadValue if it does not fit."""
+        described = (header.dtype, header.shape, header.memory_format, header.payload_bytes)
+        if described not in self._known:
+            # LMCache looks at vLLM's tensors only when it first moves KV.
+            self._known = dict(self._all())
+        try:
+            return self._known[described]
+        except KeyError:
+            raise BadValue(
+                "foreign",
+                f"it holds {header.payload_bytes} bytes of {header.dtype} {header.shape}, unlike "
+                "any chunk of this engine",
+            ) from None
+
+    def _all(self) -> Iterator[tuple[_Description, TensorType]]:
+        memory_format = self._format()
+        for shape, dtype in self._shapes():
+            name = str(dtype).removeprefix("torch.")
+            size = shape.numel() * dtype.itemsize
+            yield (name, tuple(shape), memory_format.value, size), (shape, dtype, memory_format)
+
+    def _format(self) -> MemoryFormat:
+        if self._metadata.use_mla:
+            return MemoryFormat.KV_MLA_FMT
+        if not self._config.use_layerwise:
+            return MemoryFormat.KV_2LTD
+        return MemoryFormat.KV_2TD if self._config.enable_blending else MemoryFormat.KV_T2D
+
+    def _shapes(self) -> Iterator[tuple[torch.Size, torch.dtype]]:
+        facts, tokens = self._metadata, self._config.chunk_size
+        layers, planes, _, heads, head_size = facts.kv_shape
+        hidden = heads * head_size
+        if self._config.use_layerwise:
+            of_layer = {
+                MemoryFormat.KV_MLA_FMT: (tokens, hidden),
+                MemoryFormat.KV_2TD: (planes, tokens, hidden),
+                MemoryFormat.KV_T2D: (tokens, planes, hidden),
+            }
+            yield torch.Size(of_layer[self._format()]), facts.kv_dtype
+            return
+        yield torch.Size((planes, layers, tokens, hidden)), facts.kv_dtype
+        # What vLLM's own tensors are, where LMCache has looked. Several groups of layers are
+        # several tensors, for which a header has no room.
+        if hasattr(facts, "get_shapes") and len(shapes := facts.get_shapes(tokens)) == 1:
+            yield shapes[0], facts.get_dtypes()[0]

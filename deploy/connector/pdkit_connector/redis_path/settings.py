@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pdkit_connector.errors import ConnectorError
-from pdkit_connector.redis_path.client import Limits
 
 _SETTING = "pdkit."
+
+# Why the plug-in could not be created. LMCache only logs this, and continues without a store.
+failures: list[str] = []
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a client; the kit's plan sets those in seconds.
+
+    Attributes:
+        lookup_s: seconds after which a lookup is a miss.
+        load_s: seconds after which the rest of a load is a miss.
+        store_s: seconds after which storing a chunk is given up.
+        silent_s: a load or store fails after this many seconds without a byte.
+        load_lanes, store_lanes: connections for values in each direction; at least one per shard.
+    """
+
+    lookup_s: float = 0.5
+    load_s: float = 60.0
+    store_s: float = 60.0
+    silent_s: float = 5.0
+    load_lanes: int = 2
+    store_lanes: int = 2
 
 
 def read_settings(config: Any) -> dict[str, Any]:

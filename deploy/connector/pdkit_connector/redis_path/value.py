@@ -8,6 +8,7 @@ misses, too.
 from __future__ import annotations
 
 import hashlib
+import platform
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from pdkit_connector.errors import ConnectorError
+from pdkit_connector.releases import installed_lmcache, installed_vllm
 
 Buffer = bytes | bytearray | memoryview
 
@@ -162,6 +164,26 @@ class Codec:
             raise BadValue("corrupt", "the checksum of its header does not match")
         fixed[_CHECKSUM] = bytes(8)
         return PayloadChecksum(checksum(fixed), raw[_CHECKSUM])
+
+
+def object_layout() -> str:
+    """Name what the bytes of an object depend on and its key does not say.
+
+    They are an engine's blocks as they are. On CPUs vLLM lays them out by instruction set, and
+    neither vLLM nor LMCache is held to keep a layout from one release to the next. Beside GPUs, the
+    processor does not matter: hosts with others share KV.
+    """
+    import torch
+
+    processor: tuple[str, ...] = ()
+    if torch.version.cuda is None and torch.version.hip is None:
+        processor = (
+            platform.machine(),
+            f"avx512={torch.cpu._is_avx512_supported()}",
+            f"amx={torch.cpu._is_amx_tile_supported()}",
+        )
+    releases = f"vllm {installed_vllm()}", f"lmcache {installed_lmcache()}"
+    return " ".join(("an object of LMCache's server", *releases, *processor))
 
 
 class PayloadChecksum:

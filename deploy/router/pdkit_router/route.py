@@ -1,0 +1,600 @@
+"""Route a request: prefill on a producer, decode on a consumer; on another one if one is lost.
+
+Without producers, consumers stand for aggregated engines: each does both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pdkit_router.request import PREFILL, Refused, Request, as_utf8, parsed
+from pdkit_router.resume import (
+    COMPLETIONS,
+    TRACE,
+    Events,
+    Headers,
+    Trace,
+    Transcript,
+    begin_transcript,
+    pass_on,
+    whole,
+)
+from pdkit_router.serve import ClientResponse
+from pdkit_router.tracing import Span, Tracer, step
+from pdkit_router.upstream import Engine, EngineLost, Exchange
+
+_log = logging.getLogger("router")
+
+Degrade = Literal["recompute", "refuse"]
+# A request that breaks engines is not tried on all of them.
+_MOST_BROKEN = 2
+_MOST_ENDED = 2  # engines that a request may end, in both phases
+_FAILED = (500, 502, 503, 504)
+# Tokens at the end of an answer of which the client may not have the text yet.
+_HELD_BACK = 16
+_LARGE_BYTES = 2**19  # a body that takes more than ten milliseconds to read
+_EVENTS, _JSON = "text/event-stream", "application/json"
+
+Use = Callable[[Engine, Exchange], Awaitable[None]]
+
+
+class Group:
+    """The engines of one role, which take turns.
+
+    Attributes:
+        wanted: the stack has such engines, even if none is there now.
+    """
+
+    def __init__(self, engines: Sequence[Engine], *, slips: bool = False) -> None:
+        """Begin each round one engine later if the group `slips`.
+
+        Consumers do: if both roles took turns in step, each producer would always meet the same
+        consumer.
+        """
+        self._all = tuple(engines)
+        self.wanted = bool(self._all)
+        self._slips = slips
+        self._chosen = 0
+
+    @property
+    def all(self) -> tuple[Engine, ...]:
+        """The engines, in the order in which they take turns."""
+        return self._all
+
+    def become(self, engines: Sequence[Engine]) -> None:
+        """Have other engines from now on."""
+        self._all = tuple(engines)
+
+    @property
+    def up(self) -> int:
+        """How many get requests and answer."""
+        return sum(engine.serves for engine in self.all)
+
+    def beginning(self, prompt: Any) -> Sequence[bytes]:  # noqa: ARG002
+        """Return an empty key: this choice ignores the prompt."""
+        return ()
+
+    def choose(
+        self,
+        without: Collection[Engine],
+        beginning: Sequence[bytes] = (),  # noqa: ARG002
+    ) -> Engine | None:
+        """Return the engine with the fewest requests among those that are there, None without any.
+
+        A silent one may only be slow, which is better than nothing.
+        """
+        count = len(self.all) or 1
+        first = (self._chosen + (self._chosen // count if self._slips else 0)) % count
+        self._chosen += 1
+        turns = (*self.all[first:], *self.all[:first])
+        left = [engine for engine in turns if engine not in without and not engine.drained]
+        up = [engine for engine in left if engine.state == "up"]
+        there = up or [engine for engine in left if engine.state == "silent"]
+        return min(there, key=lambda engine: engine.busy, default=None)
+
+
+class Everyone(Group):
+    """The engines of several groups."""
+
+    def __init__(self, *groups: Group) -> None:
+        super().__init__(())
+        self._groups = groups
+
+    @property
+    def all(self) -> tuple[Engine, ...]:
+        """The engines of all groups."""
+        return tuple(engine for group in self._groups for engine in group.all)
+
+
+_BLOCK_BYTES = 256
+_BLOCKS = 256  # of a prompt; the rest does not matter for where it goes
+_KNOWN = 2**17  # blocks that are remembered, of all prompts together
+# An engine may have this many requests more than the idlest one before others get its prompts.
+_AHEAD = 8
+
+
+class PrefixGroup(Group):
+    """A group that sends a prompt to the engine that served the longest beginning of it."""
+
+    def __init__(self, engines: Collection[Engine]) -> None:
+        super().__init__(tuple(engines))
+        self._served = OrderedDict[bytes, Engine]()
+
+    def beginning(self, prompt: Any) -> Sequence[bytes]:
+        """Return a name for each block of a prompt's beginning."""
+        return tuple(_blocks(prompt))
+
+    def choose(self, without: Collection[Engine], beginning: Sequence[bytes] = ()) -> Engine | None:
+        """Return the engine that served the longest beginning, unless it is much busier."""
+        idlest = super().choose(without)
+        if idlest is None:
+            return None
+        known = (self._served.get(block) for block in reversed(beginning))
+        holder = next((engine for engine in known if engine is not None), idlest)
+        fits = holder not in without and holder.state == idlest.state and not holder.drained
+        chosen = holder if fits and holder.busy <= idlest.busy + _AHEAD else idlest
+        self._note(beginning, chosen)
+        return chosen
+
+    def _note(self, blocks: Sequence[bytes], engine: Engine) -> None:
+        for block in blocks:
+            self._served[block] = engine
+            self._served.move_to_end(block)
+        while len(self._served) > _KNOWN:
+            self._served.popitem(last=False)
+
+
+def _blocks(prompt: Any) -> Iterator[bytes]:
+    """Yield a name for each whole block at the start of a prompt, made from all text up to its end.
+
+    `prompt` is text, token ids or messages.
+    """
+    end = _BLOCKS * _BLOCK_BYTES
+    if isinstance(prompt, list):
+        # Each entry takes a byte at least. Without the closing bracket, what is added later only
+        # adds to the text.
+        prompt = json.dumps(prompt[:end])[:-1]
+    if not isinstance(prompt, str):
+        return
+    text = prompt[:end].encode("utf-8", "surrogatepass")[:end]
+    digest = hashlib.blake2b(digest_size=16)
+    for at in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        digest.update(text[at : at + _BLOCK_BYTES])
+        yield digest.digest()
+
+
+# Fields that a prefill sets even where the client did not.
+_LIMITS = ("max_tokens", "max_output_tokens")
+_PROMPTS = ("messages", "prompt", "input")
+# They steer how engines move KV, which is the stack's to decide.
+_STEERING = ("kv_transfer_params", "ec_transfer_params")
+_CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,128}")
+
+
+@dataclass
+class Work:
+    """What engines are sent for a request.
+
+    Attributes:
+        prefill: the body for a producer, until it has it; None if one engine answers alone.
+        beginning: start of the prompt, by which engines are chosen.
+        transcript: of an answer that comes in events; None of others.
+        span: of the request, where it is traced.
+        limit: of the time that its tries have.
+        ended: engines that ended while they had it, in both phases.
+    """
+
+    method: str
+    path: str
+    name: str
+    content_type: str
+    body: bytes
+    prefill: bytes | None = None
+    beginning: Sequence[bytes] = ()
+    transcript: Transcript | None = None
+    span: Span | None = None
+    limit: asyncio.Timeout | None = None
+    ended: list[str] = field(default_factory=list)
+
+
+def work(
+    request: Request, *, others: bool, beginning: Callable[[Any], Sequence[bytes]] = lambda _: ()
+) -> Work:
+    """Return the body for engines; the request keeps no copy of it.
+
+    Args:
+        others: more than one engine can answer, so that a stream may outlive the first.
+        beginning: of a prompt; the prompt itself, an object for each token, is not kept.
+
+    Raises:
+        Refused: the body is no JSON object that an engine could read.
+    """
+    body, prefill, transcript = bytes(request.body), None, None
+    request.body.clear()
+    blocks: Sequence[bytes] = ()
+    if request.method == "GET":
+        body = b""
+    else:
+        body = as_utf8(body)
+        fields = parsed(request.path, body)
+        steering = {name: None for name in _STEERING if name in fields}
+        extra = fields.get("vllm_xargs")
+        if isinstance(extra, dict) and not extra.keys().isdisjoint(_STEERING):
+            steering["vllm_xargs"] = None
+        body = _with(body, fields, steering)
+        if changes := PREFILL.get(request.path):
+            wanted = {name: value for name, value in changes.items() if _is_set(name, fields)}
+            prefill = _with(body, fields, wanted)
+            blocks = beginning(next((fields[name] for name in _PROMPTS if name in fields), None))
+            if fields.get("stream"):
+                transcript = begin_transcript(request.path, fields, others=others)
+                if not transcript.problem:
+                    body = _with(body, fields, {"return_token_ids": True})
+    given = request.header("content-type") or ""
+    content_type = given if _CONTENT_TYPE.fullmatch(given) else "application/octet-stream"
+    name = request.name()
+    return Work(request.method, request.path, name, content_type, body, prefill, blocks, transcript)
+
+
+def _is_set(name: str, fields: Mapping[str, Any]) -> bool:
+    return name in _LIMITS or name in fields
+
+
+def _with(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+    """Return a JSON object with some fields set.
+
+    They are appended: the last of several equal names counts, and writing a prompt of a million
+    tokens anew would hold up all other requests.
+    """
+    if not changes:
+        return body
+    added = json.dumps(changes)[1:]
+    start = body.rstrip()[:-1]
+    return start + (b"," if fields else b"") + added.encode()
+
+
+class NoEngine(Exception):
+    """None is left to try.
+
+    Attributes:
+        last: the last one that answered, and its answer; None if none did.
+    """
+
+    def __init__(self, last: tuple[Engine, Exchange] | None = None) -> None:
+        super().__init__()
+        self.last = last
+
+
+@dataclass
+class Budget:
+    """Limits retries of all requests together, so that they do not make a failure worse."""
+
+    size: float = 256.0
+    a_second: float = 16.0
+    left: float = 256.0
+    at: float = 0.0
+
+    def take(self) -> bool:
+        """Take one retry from the budget; False if none is left."""
+        now = asyncio.get_running_loop().time()
+        self.left = min(self.size, self.left + (now - self.at) * self.a_second)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+class Turns:
+    """Lets large bodies be read one after the other, with all else that waits between two."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def wait(self, body_bytes: int) -> None:
+        """Return when a body of this size may be read, which must happen at once."""
+        if body_bytes >= _LARGE_BYTES:
+            async with self._lock:
+                await asyncio.sleep(0)
+
+
+@dataclass
+class Forwarder:
+    """Serves the requests that engines answer.
+
+    Attributes:
+        degrade: what happens to requests where no producer is left.
+        answer_s: for the first byte of an answer, all tries together.
+        counts: what the metrics page tells.
+        context: tokens that prompt and answer may have, as engines say.
+        tracer: where requests are traced.
+    """
+
+    producers: Group
+    consumers: Group
+    degrade: Degrade
+    answer_s: float
+    counts: Counter[str]
+    budget: Budget = field(default_factory=Budget)
+    turns: Turns = field(default_factory=Turns)
+    context: int = 0
+    tracer: Tracer | None = None
+
+    def __post_init__(self) -> None:
+        self._everyone = Everyone(self.consumers, self.producers)
+
+    async def serve(self, request: Request, answer: ClientResponse) -> None:
+        """Answer a request; raises Refused where no engine does."""
+        if self.tracer is None:
+            await self._serve(request, answer, Trace(), None)
+            return
+        trace = Trace()
+        with self.tracer.request(request.method, request.path, request.headers).running() as span:
+            try:
+                await self._serve(request, answer, trace, span)
+                span.answered(answer.status)
+            finally:
+                span.attributes |= trace.attributes()
+
+    async def _serve(
+        self, request: Request, answer: ClientResponse, trace: Trace, span: Span | None
+    ) -> None:
+        last = self.consumers
+        await self.turns.wait(len(request.body))
+        todo = work(request, others=len(last.all) > 1, beginning=last.beginning)
+        todo.span = span
+        self.counts["requests"] += 1
+        traced = request.header(TRACE) is not None
+
+        async def use(engine: Engine, exchange: Exchange) -> None:
+            trace.consumer = engine.name
+            streams = exchange.content_type.startswith(_EVENTS)
+            if not streams:
+                await exchange.beginning()
+                trace.read(exchange.held)
+            headers: Headers = (("x-request-id", todo.name),)
+            if traced:
+                headers += ((TRACE, trace.header()),)
+            if streams:
+                limit.reschedule(None)
+                answer.begin(exchange.status, (*headers, ("content-type", exchange.content_type)))
+                events = Events(answer, todo.transcript, trace if traced else None)
+                await self._pass(engine, exchange, events, todo)
+                answer.end()
+                return
+            if exchange.ended.done():
+                await exchange.ended
+                whole(exchange, headers, answer)
+                return
+            limit.reschedule(None)
+            if not await pass_on(exchange, headers, answer):
+                self._broke_off(todo)
+
+        try:
+            async with asyncio.timeout(self.answer_s) as limit:
+                todo.limit = limit
+                if todo.prefill is not None and self.producers.wanted:
+                    await self._prefill(todo, trace)
+                group = self._everyone if todo.prefill is None else last
+                todo.prefill = None
+                await self._try(group, todo, todo.body, trace, use)
+        except TimeoutError:
+            self.counts["errors"] += 1
+            raise Refused(504, f"no answer within {self.answer_s:g} s") from None
+        except NoEngine as exc:
+            self.counts["errors"] += 1
+            await self._give_up(exc, todo, answer)
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+            raise
+
+    async def _give_up(self, left: NoEngine, todo: Work, answer: ClientResponse) -> None:
+        """Pass on the last engine's failure; raise Refused if that engine is gone, too."""
+        if why := self._deadly(todo):
+            raise Refused(500, why, final=True) from None
+        if left.last is None or await left.last[0].health() == "down":
+            raise Refused(503, "no engine can answer", retry_after_s=1) from None
+        whole(left.last[1], (("x-request-id", todo.name),), answer)
+
+    async def _prefill(self, todo: Work, trace: Trace) -> None:
+        """Have a producer store the prompt's KV.
+
+        Where it refuses the request, so will the consumer, which says it of the whole request.
+        """
+
+        async def use(engine: Engine, exchange: Exchange) -> None:
+            exchange.pass_to(lambda _: None)
+            await exchange.ended
+            trace.producer = engine.name
+
+        try:
+            await self._try(self.producers, todo, todo.prefill or b"", trace, use)
+        except NoEngine:
+            if len(todo.ended) >= _MOST_ENDED:
+                raise
+            self.counts["degraded"] += 1
+            if self.degrade == "refuse":
+                raise Refused(503, "no producer can compute", retry_after_s=1) from None
+
+    async def _try(
+        self, group: Group, todo: Work, body: bytes, trace: Trace, use: Use,
+        lost: Collection[Engine] = (),
+    ) -> None:  # fmt: skip
+        """Have `use` take the answer of an engine, and of another one if that breaks off.
+
+        Args:
+            lost: engines that were tried before.
+
+        Raises:
+            NoEngine: none is left, or no try, or two engines have ended by this request.
+        """
+        # Engines whose old connection broke off are asked once more, on a new one, if there is no
+        # other to try. Until then they count as broken: a request that breaks engines looks alike.
+        tried, stale = set(lost), set[Engine]()
+        last, broken = None, 0
+        headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
+        while engine := (
+            (group.choose(tried, todo.beginning) if broken < _MOST_BROKEN else None)
+            or (group.choose(set(group.all) - stale) if stale else None)
+        ):
+            if tried:
+                if not self.budget.take():
+                    break
+                self.counts["retries"] += 1
+            again = engine in stale
+            stale.discard(engine)
+            tried.add(engine)
+            trace.tries += 1
+            engine.busy += 1
+            try:
+                with step(todo.span, self._phase(group), engine.name, todo.limit) as span:
+                    named = span.headers() if span else ()
+                    request = engine.request(todo.method, todo.path, (*headers, *named), body)
+                    async with engine.exchange(request, for_client=True) as exchange:
+                        if span:
+                            span.answered(exchange.status)
+                            exchange.ended.add_done_callback(span.follow)
+                        if exchange.status not in _FAILED:
+                            await use(engine, exchange)
+                            return
+                        await exchange.rest()
+                        last = engine, exchange
+                        broken += 1
+                        if exchange.status == 500:
+                            await self._note_end(engine, todo)
+            except EngineLost as exc:
+                broken += exc.asked
+                if not exc.asked:
+                    engine.lost()
+                elif not await self._note_end(engine, todo) and exc.stale and not again:
+                    stale.add(engine)
+            finally:
+                engine.busy -= 1
+            if len(todo.ended) >= _MOST_ENDED:
+                break
+        raise NoEngine(last)
+
+    async def _note_end(self, engine: Engine, todo: Work) -> bool:
+        """Tell whether an engine that failed on a request has ended; note it if so.
+
+        One that refused the connection, or answered 503, never had the request. A crashed one
+        refuses connections at once; one that takes them and is silent is only slow, or hangs.
+        """
+        if await engine.health() != "down":
+            engine.connections.drop_idle()  # so that the next try is on a new one
+            return False
+        todo.ended.append(engine.name)
+        return True
+
+    def _deadly(self, todo: Work) -> str:
+        """Return the reason not to try a request on another engine; "" without one."""
+        if len(todo.ended) < _MOST_ENDED:
+            return ""
+        names = " and ".join(todo.ended)
+        _log.error("%s %s: %s crashed while serving it", todo.path, todo.name, names)
+        return (
+            f"{names} crashed while serving this request; it is not retried; their logs may say why"
+        )
+
+    def _broke_off(self, todo: Work) -> None:
+        """Note an answer whose client has seen its beginning, and sees no whole one."""
+        self.counts["errors"] += 1
+        if todo.span:
+            todo.span.error = "EngineLost"
+
+    def _phase(self, group: Group) -> str:
+        if group is self.producers:
+            return "prefill"
+        return "decode" if group is self.consumers and self.producers.wanted else "answer"
+
+    async def _pass(self, engine: Engine, exchange: Exchange, events: Events, todo: Work) -> None:
+        """Pass events on as they come; where the engine is lost or fails, those of another one."""
+        exchange.pass_to(events.feed)
+        events.answer.paces(exchange.pause)
+        with suppress(EngineLost):
+            await exchange.ended
+            if not events.transcript.engine_error:
+                return
+        await self._note_end(engine, todo)
+        await self._continue(engine, events, todo)
+
+    async def _continue(self, lost: Engine, events: Events, todo: Work) -> None:
+        """Have another engine go on with a stream, or end it with an error."""
+        events.transcript.losses += 1
+        lost.busy -= 1  # this stream no longer runs there
+        try:
+            await self._finish(lost, events, todo)
+        finally:
+            lost.busy += 1
+
+    async def _finish(self, lost: Engine, events: Events, todo: Work) -> None:
+        transcript = events.transcript
+        if events.drop_part():
+            self._broke_off(todo)
+            events.answer.break_off()
+            return
+        if transcript.finished:
+            events.answer.piece(transcript.ending())
+            return
+        why = transcript.why_not() if transcript.losses < _MOST_BROKEN else "the next one, too"
+        if not why and len(todo.ended) < _MOST_ENDED:
+            why = "no other engine continued it"
+            with suppress(NoEngine, EngineLost, TimeoutError, ValueError, LookupError):
+                why = await self._rest(lost, events, todo)
+            if not why:
+                return
+        self._broke_off(todo)
+        if deadly := self._deadly(todo):
+            events.answer.piece(transcript.failure(deadly, 500))
+        else:
+            events.answer.piece(transcript.failure(why))
+
+    async def _rest(self, lost: Engine, events: Events, todo: Work) -> str:
+        """Pass the rest of a stream on; return the reason if there is no rest, else ""."""
+        async with asyncio.timeout(self.answer_s) as limit:
+            todo.limit = limit
+            if not events.transcript.again():
+                settled = await self._settled(lost, events.transcript)
+                if settled is None:
+                    return "its token ids do not match its text"
+                rest = events.transcript.rest(settled, self.context)
+                todo = replace(todo, path=COMPLETIONS, content_type=_JSON, body=rest)
+
+            async def use(engine: Engine, exchange: Exchange) -> None:
+                if exchange.status != 200:
+                    raise NoEngine
+                limit.reschedule(None)
+                self.counts["continued"] += 1
+                await self._pass(engine, exchange, events, todo)
+
+            await self._try(self.consumers, todo, todo.body, Trace(), use, {lost})
+        return ""
+
+    async def _settled(self, lost: Engine, transcript: Transcript) -> int | None:
+        """Return the number of tokens in the text that the client has; None if unknown.
+
+        An engine holds text back while a character, or what may be a stop string, is not complete.
+        """
+        engine = self.consumers.choose({lost})
+        if engine is None:
+            raise NoEngine
+
+        async def text(tokens: list[int]) -> str:
+            body = json.dumps({"model": transcript.fields.get("model"), "tokens": tokens}).encode()
+            _, found = await engine.ask("POST", "/detokenize", body)
+            return str(json.loads(found)["prompt"])
+
+        before = await text(transcript.shown(0)[0])
+        for tokens in range(transcript.tokens, max(0, transcript.tokens - _HELD_BACK), -1):
+            if transcript.fits(before, await text(transcript.shown(tokens)[1])):
+                return tokens
+        return None
