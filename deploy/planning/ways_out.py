@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from deploy.config.model import Model
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import Changes, ConfigError, MissingGpus, NotEnoughMemory, PdkitError
@@ -19,10 +20,6 @@ from deploy.planning.topology import (
     split,
 )
 
-if TYPE_CHECKING:
-    from deploy.planning.plan import Plan
-
-Planned = Callable[[SettledSpec, Inventory], "Plan"]
 
 _SPLIT = {**{option: option.removeprefix("--") for option in NO_SPLIT}, "--tp": "tp"}
 # Of GPUs on the market.
@@ -31,6 +28,25 @@ _SIZES = (1, 2, 4, 8, 16)  # of an engine, in GPUs
 _OF_ONE_MACHINE = 8
 # Settings by which a plan may be too large, or its GPUs divide badly.
 _ABOUT_SIZE = frozenset({"", "gpus", "topology", "tp", "engine.kv_cache_gib", "model"})
+
+
+class Plan(Protocol):
+    """What this module needs of a plan."""
+
+    @property
+    def spec(self) -> SettledSpec:
+        """The settings that it is made from."""
+
+    @property
+    def model(self) -> Model:
+        """The model that is served."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and answer together."""
+
+
+Planned = Callable[[SettledSpec, Inventory], Plan]
 
 
 @dataclass(frozen=True)
