@@ -14,7 +14,8 @@ from deploy.benchmark.compare import (
 )
 from deploy.benchmark.slo import parse_slo
 from deploy.benchmark.statistics import Estimate, Ratio, median_of, separate_ratio
-from deploy.benchmark.sweep import Sweep, TopologyRow, rows, shown
+from deploy.benchmark.sweep import Sweep, TopologyRow, rows
+from deploy.benchmark.verdict import shown
 from deploy.errors import UsageError
 
 _MEASURED = ("model", "workload", "machine", "versions")

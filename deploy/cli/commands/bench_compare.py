@@ -91,9 +91,9 @@ def report(
     data = {
         "verdict": verdict.kind,
         "sentence": verdict.sentence,
-        "note": verdict.note,
+        "note": written.note,
         "ratio": verdict.ratio.as_dict() if verdict.ratio else None,
         "files": files,
     }
-    said = "\n".join(filter(None, (verdict.sentence, verdict.note)))
+    said = "\n".join(filter(None, (verdict.sentence, written.note)))
     return CommandResult("bench report", data, f"{said}\n\nReport: {files[0]}")

@@ -78,7 +78,7 @@ class TestPage:
     def test_has_verdict_charts_tables_and_commands(self) -> None:
         found = runs(measured(), measured("2a"))
         text = drawn(found)
-        assert "No significant difference in this many runs" in text
+        assert "No significant difference between 1p1d and 2a in 5 repeats" in text
         for heading in ("Results", "Break-even", "Machine and versions", "Commands", "Failures"):
             assert f"<h2>{heading}" in text
         assert "deploy bench" in text
