@@ -26,9 +26,9 @@ from deploy.workflows.images import (
     obtain_images,
 )
 from deploy.workflows.prepare import Facts, Prepared, prepare
-from deploy.workflows.same_plan import _same_software
 from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images
+from deploy.workflows.up import _same_software
 from tests.unit.conftest import HOME
 
 Make = Callable[..., StackSpec]
