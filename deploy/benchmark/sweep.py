@@ -18,7 +18,7 @@ from deploy.benchmark.facts import Machine, ModelFacts, StrictModel, Versions
 from deploy.benchmark.results import Workload, write_document
 from deploy.benchmark.slo import RESOLUTION
 from deploy.benchmark.statistics import Ratio, median_of, noise, paired_ratio, repeats_for
-from deploy.benchmark.verdict import Terms, Verdict, comparison, decide
+from deploy.benchmark.verdict import BenchVerdict, Terms, comparison, decide
 from deploy.errors import UsageError
 
 FORMAT: Literal[1] = 1
@@ -166,7 +166,7 @@ def _candidate(name: str) -> Candidate:
     return named(name)[0]
 
 
-def judge(sweep: Sweep) -> Verdict:
+def judge(sweep: Sweep) -> BenchVerdict:
     """Compare the best disaggregated topology with the best aggregated one, by rounds.
 
     Rates are per GPU or engine. Round for round they ran soon after one another, so the pairs'
@@ -178,7 +178,7 @@ def judge(sweep: Sweep) -> Verdict:
     if split is None or whole is None:
         missing = "aggregated" if whole is None else "disaggregated"
         sentence = f"No verdict: no {missing} topology has a rate to compare with"
-        return Verdict("cannot tell", sentence, split or whole, split, whole)
+        return BenchVerdict("cannot tell", sentence, split or whole, split, whole)
     ratio = _ratio(rates[split], rates[whole])
     found = decide(ratio, split, whole, _terms(split, whole, sweep))
     return replace(found, sentence=" ".join((found.sentence, *_about_redis(rates, sweep))))

@@ -13,7 +13,7 @@ VerdictKind = Literal["disaggregate", "do not", "no difference", "cannot tell", 
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BenchVerdict:
     """What runs show.
 
     Attributes:
@@ -47,14 +47,14 @@ class Terms:
     margin: float = RESOLUTION
 
 
-def decide(ratio: Ratio, split: str, whole: str, terms: Terms) -> Verdict:
+def decide(ratio: Ratio, split: str, whole: str, terms: Terms) -> BenchVerdict:
     """Return the verdict on the best disaggregated topology and the best aggregated one.
 
     Without a clear winner it is the aggregated one, which is simpler.
     """
     said, better = comparison(ratio, split, whole, terms), shown(ratio, terms.margin)
     kinds: dict[int, VerdictKind] = {1: "disaggregate", -1: "do not", 0: "no difference"}
-    return Verdict(
+    return BenchVerdict(
         "cannot tell" if ratio.low is None else kinds[better],
         f"{DO_NOT}: {said}" if better < 0 else said,
         split if better > 0 else whole,

@@ -17,9 +17,8 @@ from deploy.benchmark.report.counted import medians
 from deploy.benchmark.report.page import page
 from deploy.benchmark.report.verdict import note, sweep_of, verdict
 from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
-from deploy.benchmark.statistics import Estimate
+from deploy.benchmark.statistics import Estimate, Ratio
 from deploy.benchmark.sweep import judge
-from deploy.benchmark.verdict import Verdict
 from deploy.errors import MissingTool, UsageError, printable
 
 PAGE, TABLE = "report.html", "report.csv"
@@ -35,15 +34,24 @@ _CSV_HEADER = ("stack", "load", "metric", "unit", "median", "low", "high", "repe
 
 
 @dataclass(frozen=True)
-class WrittenReport:
-    """What was written, the verdict in it, and what limits that; "" if nothing does."""
+class BenchReport:
+    """A report of results.
 
-    verdict: Verdict
+    Attributes:
+        verdict: its kind.
+        note: what limits the verdict; "" if nothing does.
+        ratio: null if nothing was compared.
+        files: files that were written, the page first.
+    """
+
+    verdict: str
+    sentence: str
     note: str
-    files: tuple[Path, ...]
+    ratio: Ratio | None
+    files: Sequence[str]
 
 
-def write_report(folders: Sequence[Path], out: Path) -> WrittenReport:
+def write_report(folders: Sequence[Path], out: Path) -> BenchReport:
     """Write the report of the results in these folders, and return its files.
 
     Raises:
@@ -76,7 +84,8 @@ def write_report(folders: Sequence[Path], out: Path) -> WrittenReport:
             (out / name).write_bytes(content)
     except OSError as exc:
         raise UsageError(f"{out}: {exc.strerror}", hint="choose a folder with -o") from exc
-    return WrittenReport(found, limit, tuple(out / name for name in files))
+    written = [str(out / name) for name in files]
+    return BenchReport(found.kind, found.sentence, limit, found.ratio, written)
 
 
 def result_folders(folder: Path) -> list[Path]:

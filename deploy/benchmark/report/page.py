@@ -20,7 +20,7 @@ from deploy.benchmark.report.tables import interval, number, percent, short, tab
 from deploy.benchmark.report.verdict import slo_text
 from deploy.benchmark.results import hit_rate
 from deploy.benchmark.sweep import Sweep, TopologyRow, rows
-from deploy.benchmark.verdict import Verdict
+from deploy.benchmark.verdict import BenchVerdict
 from deploy.planning.break_even import Speeds, break_even_tokens, changes, needed_gb_s
 
 _MOST_ROWS = 30
@@ -29,7 +29,7 @@ _HERE = Path(__file__).parent
 
 def page(
     runs: Sequence[StackRuns],
-    found: Verdict,
+    found: BenchVerdict,
     charts: Sequence[Chart],
     library: str,
     *,

@@ -12,7 +12,7 @@ from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.results import Result
 from deploy.benchmark.statistics import LEAST_REPEATS, Estimate, Ratio, median_of, ratio_of
 from deploy.benchmark.sweep import SWEEP_FILE, Sweep, read_sweep
-from deploy.benchmark.verdict import DO_NOT, Terms, Verdict, decide
+from deploy.benchmark.verdict import DO_NOT, BenchVerdict, Terms, decide
 
 _ONE_SEARCH = (
     "Each stack has fewer than five searches: the interval leaves out how much searches differ, "
@@ -94,23 +94,25 @@ def _best_rate(runs: Sequence[Result]) -> Estimate | None:
     return median_of(best) if best else None
 
 
-def verdict(results: Sequence[Result]) -> Verdict:
+def verdict(results: Sequence[Result]) -> BenchVerdict:
     """Return the verdict on runs with equal settings."""
     unlike = {one.field for other in results[1:] for one in differences(results[0], other)}
     shares = {one.rate_search.required_share for one in results if one.rate_search}
     if len(shares) > 1:
         unlike.add("rate_search.required_share")
     if unlike:
-        return Verdict("cannot tell", f"No verdict: the runs differ ({', '.join(sorted(unlike))}).")
+        return BenchVerdict(
+            "cannot tell", f"No verdict: the runs differ ({', '.join(sorted(unlike))})."
+        )
     searched = all(one.rate_search for one in results)
     goal = _goal(results[0], searched=searched)
     stacks = _stacks(results)
     found = [one for runs in stacks if (one := capacity(runs, searched=searched))]
     if len(stacks) == 1:
-        return Verdict("one run", _of_one(results[0], found, goal))
+        return BenchVerdict("one run", _of_one(results[0], found, goal))
     whole = [one for one in results if is_aggregated(one)]
     if len(whole) in {0, len(results)}:
-        return Verdict("cannot tell", _ranking(found, goal))
+        return BenchVerdict("cannot tell", _ranking(found, goal))
     baseline = _best([one for one in found if is_aggregated(one.result)])
     split = _best([one for one in found if not is_aggregated(one.result)])
     if baseline and split:
@@ -118,7 +120,7 @@ def verdict(results: Sequence[Result]) -> Verdict:
     return _without_ratio(baseline, split, goal)
 
 
-def note(results: Sequence[Result], found: Verdict) -> str:
+def note(results: Sequence[Result], found: BenchVerdict) -> str:
     """Return what limits the verdict on runs; "" if nothing does."""
     searched = all(one.rate_search for one in results)
     few = searched and min(map(len, _stacks(results))) < LEAST_REPEATS
@@ -149,7 +151,7 @@ def _best(found: Sequence[Capacity]) -> Capacity | None:
     return max(found, key=lambda one: one.rate.value / one.size, default=None)
 
 
-def _decided(split: Capacity, baseline: Capacity, goal: str, repeats: str) -> Verdict:
+def _decided(split: Capacity, baseline: Capacity, goal: str, repeats: str) -> BenchVerdict:
     ratio = _per_unit(ratio_of(split.rate, baseline.rate), baseline.size / split.size)
     unit = None if split.size == baseline.size else split.result.stack.unit
     terms = Terms(unit, goal, repeats, margin=1.0)  # the interval alone decides
@@ -171,15 +173,15 @@ def _of_one(result: Result, found: Sequence[Capacity], goal: str) -> str:
     return f"{said} A verdict needs a run of another stack."
 
 
-def _without_ratio(baseline: Capacity | None, split: Capacity | None, goal: str) -> Verdict:
+def _without_ratio(baseline: Capacity | None, split: Capacity | None, goal: str) -> BenchVerdict:
     """Return the verdict where no split, or no aggregated stack, answered a request in time."""
     if split:
         said = f"Only {split.name} answers requests {goal}."
-        return Verdict("disaggregate", said, split.name, split.name)
+        return BenchVerdict("disaggregate", said, split.name, split.name)
     if baseline:
         said = f"{DO_NOT}: only {baseline.name} answers requests {goal}."
-        return Verdict("do not", said, baseline.name, None, baseline.name)
-    return Verdict("cannot tell", f"No stack answers requests {goal}.")
+        return BenchVerdict("do not", said, baseline.name, None, baseline.name)
+    return BenchVerdict("cannot tell", f"No stack answers requests {goal}.")
 
 
 def _ranking(found: Sequence[Capacity], goal: str) -> str:

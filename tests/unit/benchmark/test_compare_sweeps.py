@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deploy.benchmark.compare_sweeps import SweepComparison, compare_sweeps
+from deploy.benchmark.compare_sweeps import ComparedSweeps, compare_sweeps
 from deploy.benchmark.sweep import Sweep, judged
 from deploy.errors import UsageError
 from deploy.output.bench_view import sweeps_view
@@ -25,7 +25,7 @@ def done(rates: dict[str, Sequence[float | None]], **changed: object) -> Sweep:
 FIRST = done({"2a": times(10), "1p1d": times(8)})
 
 
-def verdicts(found: SweepComparison) -> dict[str, str]:
+def verdicts(found: ComparedSweeps) -> dict[str, str]:
     return {one.topology: one.verdict for one in found.topologies}
 
 

@@ -18,7 +18,7 @@ from deploy.benchmark.sweep import (
     rows,
     write_sweep,
 )
-from deploy.benchmark.verdict import Verdict
+from deploy.benchmark.verdict import BenchVerdict
 from deploy.errors import UsageError
 
 NOISE = (1.0, 1.03, 0.98, 1.01, 0.99, 1.02)
@@ -52,7 +52,7 @@ def times(rate: float, rounds: int = 5) -> list[float]:
     return [rate * noise for noise in NOISE[:rounds]]
 
 
-def verdict(**rates: Sequence[float | None]) -> Verdict:
+def verdict(**rates: Sequence[float | None]) -> BenchVerdict:
     return judge(sweep({name.removeprefix("t"): found for name, found in rates.items()}))
 
 

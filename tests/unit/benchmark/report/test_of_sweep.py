@@ -12,7 +12,7 @@ from deploy.benchmark.report.chart_data import named
 from deploy.benchmark.report.page import page
 from deploy.benchmark.report.verdict import sweep_of
 from deploy.benchmark.sweep import judge, judged, write_sweep
-from deploy.benchmark.verdict import Verdict
+from deploy.benchmark.verdict import BenchVerdict
 from tests.unit.benchmark.samples import result
 from tests.unit.benchmark.test_sweep import sweep, times
 
@@ -44,7 +44,7 @@ def test_the_report_has_the_verdict_of_the_sweep(
 
 def test_the_page_has_every_topology_the_best_first_and_why_one_has_no_rate(tmp_path: Path) -> None:
     (found,) = named([(result(), [])])
-    none = Verdict("one run", "One.")
+    none = BenchVerdict("one run", "One.")
     assert "<h2>Topologies" not in page([found], none, [], "")
     runs = folders(tmp_path, {"4a": times(10), "1p3d": times(14)[::-1], "2p2d": [9, None]})
     text = page([found], none, [], "", sweep=sweep_of(runs))
