@@ -18,8 +18,7 @@ from bench.kit import ROOT
 from deploy.runtime.home import Home
 from deploy.verify.equivalence import Completion, Noise
 from deploy.workflows.check.keys import CheckKeys
-from deploy.workflows.check.probes import check_pair
-from deploy.workflows.check.second_tier import drop_from_memory
+from deploy.workflows.check.probes import check_pair, drop_from_memory
 from deploy.workflows.check.session import Session
 from deploy.workflows.running import RunningStack
 

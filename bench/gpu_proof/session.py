@@ -29,7 +29,7 @@ from deploy.stack.layout import ENGINE_KEY
 from deploy.stack.service import ServiceRole
 from deploy.verify.equivalence import Completion
 from deploy.verify.store_path import StorePath
-from deploy.workflows.check.second_tier import drop_from_memory
+from deploy.workflows.check.probes import drop_from_memory
 from deploy.workflows.running import require_stack
 
 STACK = "gpu-proof"

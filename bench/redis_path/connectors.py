@@ -36,7 +36,7 @@ from bench.redis_path.wide_model import BYTES_A_TOKEN
 from deploy.config.fields import Connector
 from deploy.runtime.home import Home
 from deploy.verify.hits import eligible_tokens
-from deploy.workflows.check.second_tier import drop_from_memory
+from deploy.workflows.check.probes import drop_from_memory
 from deploy.workflows.running import RunningStack, require_stack
 
 _ELIGIBLE = eligible_tokens(PROMPT_TOKENS, CHUNK)

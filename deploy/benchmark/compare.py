@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import computed_field
 
 from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.results import Percentiles, Repeat, Result
 from deploy.benchmark.statistics import Estimate, Ratio, median_of, separate_ratio
+from deploy.document import HIDDEN
 from deploy.errors import UsageError
 
 # What must be alike, or the ratio is not one of the stacks. How busy the machine was may differ.
@@ -36,8 +39,15 @@ class Metric(NamedTuple):
     higher_is_better: bool
 
 
-class Difference(NamedTuple):
-    """A field in which two runs are unlike, with both values."""
+@dataclass(frozen=True)
+class UnlikeField:
+    """A field in which two runs differ.
+
+    Attributes:
+        field: name of the setting.
+        first: its value in A.
+        second: its value in B.
+    """
 
     field: str
     first: Any
@@ -49,58 +59,66 @@ class MetricRow:
     """One metric at one load.
 
     Attributes:
+        metric: name of the metric.
+        unit: its unit.
+        first: value of A.
+        second: value of B.
         ratio: second / first; None if a value is 0.
     """
 
-    metric: Metric
+    metric: str
+    unit: str
     first: Estimate
     second: Estimate
     ratio: Ratio | None
+    higher_is_better: Annotated[bool, HIDDEN]
 
+    @computed_field
     @property
     def verdict(self) -> str:
-        """What the second run is beside the first: better, worse, or not known to differ."""
+        """Better, worse, or why neither is known."""
         if self.ratio is None:
             return "no ratio: a repeat has 0"
         if self.ratio.difference in ("higher", "lower"):
-            better = (self.ratio.difference == "higher") == self.metric.higher_is_better
+            better = (self.ratio.difference == "higher") == self.higher_is_better
             return "better" if better else "worse"
         return self.ratio.difference
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the metric as `bench compare --json` shows it."""
-        return {
-            "metric": self.metric.name,
-            "unit": self.metric.unit,
-            "first": self.first.as_dict(),
-            "second": self.second.as_dict(),
-            "ratio": self.ratio.as_dict() if self.ratio else None,
-            "verdict": self.verdict,
-        }
+
+@dataclass(frozen=True)
+class ComparedLoad:
+    """All metrics at one load.
+
+    Attributes:
+        load: the load, such as 2 requests/s.
+        metrics: one row for each metric.
+    """
+
+    load: str
+    metrics: Sequence[MetricRow]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows by load, and in which fields the runs are unlike."""
+    """Two results side by side.
 
-    points: Mapping[str, Sequence[MetricRow]]
-    unlike: Sequence[Difference]
+    Attributes:
+        first: folder of the first result (A).
+        second: folder of the second result (B).
+        points: metrics at each load that both have.
+        unlike: settings in which the runs differ.
+        notes: what limits the comparison, a sentence each.
+    """
+
+    first: str
+    second: str
+    points: Sequence[ComparedLoad]
+    unlike: Sequence[UnlikeField]
     notes: Sequence[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the data of `bench compare --json`."""
-        return {
-            "points": [
-                {"load": load, "metrics": [row.as_dict() for row in rows]}
-                for load, rows in self.points.items()
-            ],
-            "unlike": [one._asdict() for one in self.unlike],
-            "notes": list(self.notes),
-        }
 
 
 def compare(first: Result, second: Result, *, anyway: bool = False) -> Comparison:
-    """Return two runs side by side, at each load that both had.
+    """Return two runs side by side, at each load that both had; the caller knows their folders.
 
     Raises:
         UsageError: the runs are unlike and `anyway` is not set, or have no load in common.
@@ -110,16 +128,20 @@ def compare(first: Result, second: Result, *, anyway: bool = False) -> Compariso
         require_alike(unlike)
     ours, theirs = by_load(first.repeats), by_load(second.repeats)
     stacks = first.stack, second.stack
-    points = {load: _rows(ours[load], theirs[load], stacks) for load in ours if load in theirs}
+    points = [
+        ComparedLoad(load, _rows(ours[load], theirs[load], stacks))
+        for load in ours
+        if load in theirs
+    ]
     if not points:
         raise UsageError(
             f"the runs have no load in common: {_few(ours)}; and {_few(theirs)}",
             hint="run deploy bench with the same --rate or --concurrency for both",
         )
-    return Comparison(points, unlike, list(_notes({"A": first, "B": second})))
+    return Comparison("", "", points, unlike, list(_notes({"A": first, "B": second})))
 
 
-def require_alike(unlike: Sequence[Difference]) -> None:
+def require_alike(unlike: Sequence[UnlikeField]) -> None:
     """Refuse to compare what was measured under different conditions.
 
     Raises:
@@ -139,7 +161,7 @@ def _few(loads: Mapping[str, object]) -> str:
     return f"{', '.join(shown) or 'none'}{more}"
 
 
-def differences(first: Result, second: Result) -> list[Difference]:
+def differences(first: Result, second: Result) -> list[UnlikeField]:
     """Return the fields that must be alike and are not."""
     conditions = ({name: getattr(one, name) for name in _ALIKE} for one in (first, second))
     return unlike_conditions(*conditions, both_redis=first.stack.redis and second.stack.redis)
@@ -147,7 +169,7 @@ def differences(first: Result, second: Result) -> list[Difference]:
 
 def unlike_conditions(
     first: Mapping[str, Any], second: Mapping[str, Any], *, both_redis: bool
-) -> list[Difference]:
+) -> list[UnlikeField]:
     """Return the conditions that differ, field by field."""
     left_out = _MAY_DIFFER if both_redis else _MAY_DIFFER | _OF_REDIS
     return [
@@ -176,9 +198,9 @@ def load_of(repeat: Repeat) -> str:
 
 
 def _metrics() -> Iterator[Metric]:
-    for name, field in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("end to end", "e2e_s")):
+    for name, latency in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("end to end", "e2e_s")):
         for percentile in ("p50", "p90", "p99"):
-            yield Metric(f"{name} {percentile}", "ms", _latency(field, percentile), False)
+            yield Metric(f"{name} {percentile}", "ms", _latency(latency, percentile), False)
     yield Metric("requests", "1/s", lambda one: one.requests_per_s, True)
     yield Metric("input tokens", "1/s", lambda one: one.input_tokens_per_s, True)
     yield Metric("output tokens", "1/s", lambda one: one.output_tokens_per_s, True)
@@ -232,21 +254,21 @@ def _row(metric: Metric, first: Sequence[float], second: Sequence[float]) -> lis
     if not ours or not theirs:
         return []
     ratio = separate_ratio(second, first) if min(*first, *second) > 0 else None
-    return [MetricRow(metric, ours, theirs, ratio)]
+    return [MetricRow(metric.name, metric.unit, ours, theirs, ratio, metric.higher_is_better)]
 
 
 def _plain(value: Any) -> Any:
     return value.model_dump() if hasattr(value, "model_dump") else value
 
 
-def _unlike(name: str, first: Any, second: Any) -> Iterator[Difference]:
+def _unlike(name: str, first: Any, second: Any) -> Iterator[UnlikeField]:
     if isinstance(first, dict) and isinstance(second, dict):
         for key in sorted({*first, *second}):
             yield from _unlike(f"{name}.{key}", first.get(key), second.get(key))
     elif name == "machine.gpus" and first and second and set(first) == set(second):
         return  # the stacks use more of them, or fewer
     elif first != second:
-        yield Difference(name, first, second)
+        yield UnlikeField(name, first, second)
 
 
 def _notes(runs: Mapping[str, Result]) -> Iterator[str]:

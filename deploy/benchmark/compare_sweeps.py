@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import computed_field
 
 from deploy.benchmark.compare import (
     NOT_INTERLEAVED,
-    Difference,
+    UnlikeField,
     require_alike,
     unlike_conditions,
 )
 from deploy.benchmark.slo import parse_slo
 from deploy.benchmark.statistics import Estimate, Ratio, median_of, separate_ratio
-from deploy.benchmark.sweep import Sweep, TopologyRow, rows, shown
+from deploy.benchmark.sweep import Sweep, TopologyRow, rows
+from deploy.benchmark.verdict import shown
 from deploy.errors import UsageError
 
 _MEASURED = ("model", "workload", "machine", "versions")
@@ -23,9 +25,11 @@ _ASKED = ("slo_share", "concurrency", "seed")
 
 @dataclass(frozen=True)
 class ComparedTopology:
-    """A topology's rate in both sweeps, in requests per second.
+    """A topology's rate in two sweeps, in requests per second.
 
     Attributes:
+        first: rate in A.
+        second: rate in B.
         ratio: second / first.
     """
 
@@ -34,43 +38,38 @@ class ComparedTopology:
     second: Estimate
     ratio: Ratio
 
+    @computed_field
     @property
     def verdict(self) -> str:
-        """What the second sweep's is beside the first's: better, worse, or not known to differ."""
+        """Better, worse, or why neither is known."""
         if self.ratio.low is None:
             return self.ratio.difference
         return {1: "better", -1: "worse"}.get(shown(self.ratio), "no significant difference")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the topology as `bench compare --json` shows it."""
-        return {
-            "topology": self.topology,
-            "first": self.first.as_dict(),
-            "second": self.second.as_dict(),
-            "ratio": self.ratio.as_dict(),
-            "verdict": self.verdict,
-        }
-
 
 @dataclass(frozen=True)
-class SweepComparison:
-    """The topologies that both sweeps measured, and in which fields the sweeps are unlike."""
+class ComparedSweeps:
+    """Two sweeps side by side.
 
+    Attributes:
+        first: folder of the first sweep (A).
+        second: folder of the second sweep (B).
+        topologies: those that both have a rate of.
+        unlike: settings in which the sweeps differ.
+        notes: what limits the comparison, a sentence each.
+    """
+
+    first: str
+    second: str
     topologies: Sequence[ComparedTopology]
-    unlike: Sequence[Difference]
+    unlike: Sequence[UnlikeField]
     notes: Sequence[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the data of `bench compare --json`."""
-        return {
-            "topologies": [one.as_dict() for one in self.topologies],
-            "unlike": [one._asdict() for one in self.unlike],
-            "notes": list(self.notes),
-        }
 
-
-def compare_sweeps(first: Sweep, second: Sweep, *, anyway: bool = False) -> SweepComparison:
+def compare_sweeps(first: Sweep, second: Sweep, *, anyway: bool = False) -> ComparedSweeps:
     """Return two sweeps side by side, by the topologies that both have a rate of.
+
+    The caller knows their folders.
 
     Raises:
         UsageError: the sweeps are unlike and `anyway` is not set, or have no topology in common.
@@ -90,13 +89,15 @@ def compare_sweeps(first: Sweep, second: Sweep, *, anyway: bool = False) -> Swee
             f"the sweeps have no topology in common that has a rate: {each}",
             hint="run deploy bench sweep with the same --topologies for both",
         )
-    return SweepComparison(compared, unlike, [*_notes(first, second, ours, theirs)])
+    return ComparedSweeps("", "", compared, unlike, [*_notes(first, second, ours, theirs)])
 
 
-def sweep_differences(first: Sweep, second: Sweep) -> list[Difference]:
+def sweep_differences(first: Sweep, second: Sweep) -> list[UnlikeField]:
     """Return the fields that must be alike and are not, or that a sweep does not say."""
     unknown = [
-        Difference(name, *("known" if getattr(one, name) else "unknown" for one in (first, second)))
+        UnlikeField(
+            name, *("known" if getattr(one, name) else "unknown" for one in (first, second))
+        )
         for name in _MEASURED
         if not (getattr(first, name) and getattr(second, name))
     ]
@@ -108,6 +109,10 @@ def sweep_differences(first: Sweep, second: Sweep) -> list[Difference]:
     )
     redis = all(one.versions and one.versions.lmcache for one in (first, second))
     return unknown + unlike_conditions(*conditions, both_redis=redis)
+
+
+def _known(value: object) -> str:
+    return "known" if value else "unknown"
 
 
 def _compared(name: str, first: Sweep, second: Sweep) -> ComparedTopology:

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
@@ -16,19 +17,12 @@ from deploy.benchmark.candidates import Candidate, named
 from deploy.benchmark.facts import Machine, ModelFacts, StrictModel, Versions
 from deploy.benchmark.results import Workload, write_document
 from deploy.benchmark.slo import RESOLUTION
-from deploy.benchmark.statistics import (
-    LEAST_REPEATS,
-    Ratio,
-    median_of,
-    noise,
-    paired_ratio,
-    repeats_for,
-)
+from deploy.benchmark.statistics import Ratio, median_of, noise, paired_ratio, repeats_for
+from deploy.benchmark.verdict import BenchVerdict, Terms, comparison, decide
 from deploy.errors import UsageError
 
 FORMAT: Literal[1] = 1
 SWEEP_FILE, BEST_FILE = "sweep.json", "best.yaml"
-DO_NOT = "Do not disaggregate this workload here"
 
 
 class SweepRun(StrictModel):
@@ -172,7 +166,7 @@ def _candidate(name: str) -> Candidate:
     return named(name)[0]
 
 
-def judge(sweep: Sweep) -> SweepVerdict:
+def judge(sweep: Sweep) -> BenchVerdict:
     """Compare the best disaggregated topology with the best aggregated one, by rounds.
 
     Rates are per GPU or engine. Round for round they ran soon after one another, so the pairs'
@@ -183,24 +177,27 @@ def judge(sweep: Sweep) -> SweepVerdict:
     whole = _best(rates, lambda one: bool(one.topology.aggregated))
     if split is None or whole is None:
         missing = "aggregated" if whole is None else "disaggregated"
-        return SweepVerdict(
-            sentence=f"No verdict: no {missing} topology has a rate to compare with",
-            winner=split or whole,
-            disaggregated=split,
-            baseline=whole,
-            ratio=None,
-        )
+        sentence = f"No verdict: no {missing} topology has a rate to compare with"
+        return BenchVerdict("cannot tell", sentence, split or whole, split, whole)
     ratio = _ratio(rates[split], rates[whole])
-    said = _said(ratio, split, whole, sweep)
-    if shown(ratio) < 0:
-        said = f"{DO_NOT}: {said}"
-    return SweepVerdict(
-        sentence=" ".join((f"{said}.", *_about_redis(rates, sweep))),
-        winner=split if shown(ratio) > 0 else whole,
-        disaggregated=split,
-        baseline=whole,
-        ratio=RatioInterval(value=ratio.value, low=ratio.low, high=ratio.high),
+    found = decide(ratio, split, whole, _terms(split, whole, sweep))
+    return replace(found, sentence=" ".join((found.sentence, *_about_redis(rates, sweep))))
+
+
+def judged(sweep: Sweep) -> Sweep:
+    """Return the sweep with its verdict."""
+    found = judge(sweep)
+    ratio = found.ratio and RatioInterval(
+        value=found.ratio.value, low=found.ratio.low, high=found.ratio.high
     )
+    verdict = SweepVerdict(
+        sentence=found.sentence,
+        winner=found.winner,
+        disaggregated=found.disaggregated,
+        baseline=found.baseline,
+        ratio=ratio,
+    )
+    return sweep.model_copy(update={"verdict": verdict})
 
 
 def _about_redis(rates: Mapping[str, Mapping[int, float]], sweep: Sweep) -> list[str]:
@@ -209,7 +206,14 @@ def _about_redis(rates: Mapping[str, Mapping[int, float]], sweep: Sweep) -> list
     plain = _best(rates, lambda one: one.plain)
     if shared is None or plain is None:
         return []
-    return [f"{_said(_ratio(rates[shared], rates[plain]), shared, plain, sweep)}."]
+    ratio = _ratio(rates[shared], rates[plain])
+    return [comparison(ratio, shared, plain, _terms(shared, plain, sweep))]
+
+
+def _terms(first: str, second: str, sweep: Sweep) -> Terms:
+    same = _candidate(first).units == _candidate(second).units
+    goal = f"under {sweep.slo}" if sweep.slo else ""
+    return Terms(None if same else sweep.unit, goal)
 
 
 def by_round(sweep: Sweep, name: str) -> dict[int, float]:
@@ -232,39 +236,6 @@ def _ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Ratio:
     if not both:
         return Ratio(median(first.values()) / median(second.values()), None, None, 0)
     return paired_ratio([first[number] for number in both], [second[number] for number in both])
-
-
-def shown(ratio: Ratio) -> int:
-    """Return 1 if the first is shown to be better, -1 if the second is, else 0.
-
-    The search of a run stops at rates that differ by less than its resolution: smaller margins may
-    be its own.
-    """
-    if ratio.difference == "higher" and ratio.value >= RESOLUTION:
-        return 1
-    return -1 if ratio.difference == "lower" and ratio.value <= 1 / RESOLUTION else 0
-
-
-def _said(ratio: Ratio, first: str, second: str, sweep: Sweep) -> str:
-    """Return in words how two topologies compare; the better one comes first."""
-    same = _candidate(first).units == _candidate(second).units
-    what = "the rate of" if same else f"the rate per {sweep.unit} of"
-    under = f" under {sweep.slo}" if sweep.slo else ""
-    if ratio.low is None or ratio.high is None:
-        return (
-            f"Too few rounds to tell {first} from {second}: both ran {ratio.repeats} times, and "
-            f"an interval needs {LEAST_REPEATS}"
-        )
-    if shown(ratio) < 0:
-        times = f"{1 / ratio.value:.2f} times ({1 / ratio.high:.2f} to {1 / ratio.low:.2f})"
-        return f"{second} holds {times} {what} {first}{under}"
-    times = f"{ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
-    if shown(ratio) > 0:
-        return f"{first} holds {times} {what} {second}{under}"
-    return (
-        f"No significant difference between {first} and {second} in {ratio.repeats} rounds: "
-        f"{first} holds {times} {what} {second}{under}"
-    )
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> Path:

@@ -10,11 +10,10 @@ from datetime import date
 from functools import lru_cache
 from typing import Any
 
-from deploy.assets import asset, yaml_asset
+from deploy.assets import yaml_asset
 from deploy.errors import ConfigError
 
 LIST_COMMAND = "deploy images list"
-_PIN = r"(?m)^([\w.-]+)==([^\s;\\]+)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,18 +170,6 @@ def fetched(image: Image) -> str:
 def reference(image: Image) -> str:
     """Return the reference by which a stack runs an image: with its digest if it is pulled."""
     return image.image if image.build else fetched(image)
-
-
-def pins(image: Image) -> dict[str, str]:
-    """Return the packages of PyPI that an image gets, name → version, as far as the kit knows."""
-    found: dict[str, str] = {}
-    for listed in asset(*image.build.split("/")).glob("requirements.*") if image.build else ():
-        if listed.suffix in (".lock", ".txt"):
-            found.update(re.findall(_PIN, listed.read_text(encoding="utf-8")))
-    if isinstance(image, EngineImage):
-        own = {"vllm": image.vllm, "lmcache": image.lmcache, "torch": image.torch}
-        found.update({name: version for name, version in own.items() if version})
-    return found
 
 
 @lru_cache(maxsize=1)

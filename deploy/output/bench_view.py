@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from deploy.benchmark.break_even import speeds_at_ends
-from deploy.benchmark.compare import Comparison, Difference, MetricRow, Unit
-from deploy.benchmark.compare_sweeps import ComparedTopology, SweepComparison
+from deploy.benchmark.compare import Comparison, MetricRow, UnlikeField
+from deploy.benchmark.compare_sweeps import ComparedSweeps, ComparedTopology
 from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.own_cost import OwnCost, gpu_use, own_cost, service_use
 from deploy.benchmark.results import Percentiles, RateSearch, Repeat, Result, hit_rate
@@ -17,7 +18,57 @@ from deploy.benchmark.sweep import Sweep, TopologyRow, rows
 from deploy.output.table import duration, percent, table
 from deploy.planning.break_even import break_even_tokens
 
-_SCALE: dict[Unit, tuple[float, str]] = {"ms": (1e3, " ms"), "1/s": (1, "/s"), "%": (100, " %")}
+_SCALE: dict[str, tuple[float, str]] = {"ms": (1e3, " ms"), "1/s": (1, "/s"), "%": (100, " %")}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A benchmark run.
+
+    Attributes:
+        folder: where its files are.
+        report: the page; null if it could not be written.
+    """
+
+    folder: str
+    report: str | None
+    result: Result
+
+
+@dataclass(frozen=True)
+class LeftRun:
+    """A run that is still to come."""
+
+    round: int
+    topology: str
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """`deploy bench sweep --dry-run`.
+
+    Attributes:
+        refused: topology → why it cannot be measured here.
+        seconds: an estimate.
+    """
+
+    runs: Sequence[LeftRun]
+    refused: Mapping[str, str]
+    seconds: int
+
+
+@dataclass(frozen=True)
+class SweepDone:
+    """A finished sweep.
+
+    Attributes:
+        best: the file for `deploy up -f`; null if no topology is best.
+    """
+
+    folder: str
+    report: str | None
+    best: str | None
+    sweep: Sweep
 
 
 def bench_view(result: Result, folder: str) -> str:
@@ -285,19 +336,20 @@ def compare_view(comparison: Comparison, first: Result, second: Result) -> str:
     lines = [f"A  {_run(first)}", f"B  {_run(second)}"]
     lines += _differing(comparison.unlike)
     header = ("metric", "A", "B", "B / A", "95 % interval", "B is")
-    for load, compared in comparison.points.items():
+    for one in comparison.points:
+        compared = one.metrics
         shown = [tuple(_compared_cells(row)) for row in compared]
         counted = _counted(compared[0].first, compared[0].second)
         lines += [
             "",
-            f"At {load}, medians of the repeats ({counted}):",
+            f"At {one.load}, medians of the repeats ({counted}):",
             "",
         ]
         lines.append(table(header, shown, right=header[1:5]))
     return "\n".join([*lines, "", *comparison.notes])
 
 
-def sweeps_view(comparison: SweepComparison, first: Sweep, second: Sweep) -> str:
+def sweeps_view(comparison: ComparedSweeps, first: Sweep, second: Sweep) -> str:
     """Return a table of the topologies, below what each sweep said itself."""
     what = f"Highest rate that holds {first.slo}" if first.slo else "Throughput"
     header = ("topology", "A", "B", "B / A", "95 % interval", "rounds", "B is")
@@ -331,7 +383,7 @@ def _topology(one: ComparedTopology) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _differing(unlike: Sequence[Difference]) -> list[str]:
+def _differing(unlike: Sequence[UnlikeField]) -> list[str]:
     return [f"differs: {one.field}: {one.first} and {one.second}" for one in unlike]
 
 
@@ -352,8 +404,8 @@ def _counted(first: Estimate, second: Estimate) -> str:
 
 
 def _compared_cells(row: MetricRow) -> Iterator[str]:
-    factor, unit = _SCALE[row.metric.unit]
-    yield row.metric.name
+    factor, unit = _SCALE[row.unit]
+    yield row.metric
     for side in (row.first, row.second):
         yield f"{factor * side.value:.4g}{unit}"
     yield f"{row.ratio.value:.2f}" if row.ratio else "-"

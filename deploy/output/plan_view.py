@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
+from deploy.document import as_document
+from deploy.output import plan_document as document
 from deploy.output.table import percent, table
-from deploy.planning.engines import EnginePlan
 from deploy.planning.memory import GIB, size
 from deploy.planning.plan import Plan
 from deploy.planning.redis import RedisPlan
@@ -108,88 +108,84 @@ def _monitoring_rows(prepared: Prepared) -> list[tuple[object, ...]]:
 def plan_data(prepared: Prepared) -> dict[str, Any]:
     """Return the plan for scripts."""
     plan = prepared.plan
-    choice = prepared.connector_choice
-    return {
-        "name": plan.name,
-        "vendor": plan.vendor.name,
-        "runtime": plan.runtime,
-        "image": engine_image(prepared),
-        "topology": str(plan.topology),
-        "tp": plan.tp,
-        "model": {
-            "ref": plan.model.ref,
-            "served_name": plan.model.served_name,
-            "source": plan.model.source,
-        },
-        "router": {"host": plan.bind, "port": plan.port},
-        "front": {
-            "host": plan.bind,
-            "port": plan.port,
-            "url": plan.url if plan.has_router else "",
-            "keyed": plan.keyed,
-        },
-        "redis": {
-            "user_supplied": plan.user_redis,
-            "shards": len(plan.redis),
-            "port": plan.redis[0].port if plan.redis else 0,
-            "memory_mib": plan.redis_memory_mib,
-            "tokens": plan.redis_tokens,
-        },
-        "connector": plan.connector,
-        "connector_choice": asdict(choice) if choice else None,
-        "kv_server": _server_data(plan),
-        "staging": _staging_data(plan),
-        "deadlines": {
-            "lookup_s": plan.limits.lookup_s,
-            "load_s": plan.limits.load_s,
-            "store_s": plan.limits.store_s,
-            "silent_s": plan.limits.silent_s,
-        },
-        "value_bytes": plan.limits.value_bytes,
-        "dtype": plan.dtype,
-        "block_size": plan.block_size,
-        "chunk_size": plan.chunk_size,
-        "max_model_len": plan.max_model_len,
-        "kv_bytes_per_token": plan.kv_bytes_per_token,
-        "kv_cache_bytes": plan.kv_cache_bytes,
-        "gpu_share": plan.gpu_share,
-        "memory_mib": plan.memory_mib,
-        "layerwise": plan.layerwise,
-        "save_decode_cache": plan.save_decode_cache,
-        "engines": [_engine_data(engine) for engine in plan.engines],
-        "remote_engines": [
-            {"name": one.name, "role": one.role, "url": one.url} for one in plan.remote
-        ],
-        "notes": list(prepared.notes),
-        "inventory": asdict(prepared.inventory),
-    }
+    return as_document(
+        document.Plan(
+            name=plan.name,
+            vendor=plan.vendor.name,
+            runtime=plan.runtime,
+            image=engine_image(prepared),
+            topology=str(plan.topology),
+            tp=plan.tp,
+            model=document.PlannedModel(plan.model.ref, plan.model.served_name, plan.model.source),
+            router=document.RouterAddress(plan.bind, plan.port),
+            front=document.Front(
+                host=plan.bind,
+                port=plan.port,
+                url=plan.url if plan.has_router else "",
+                keyed=plan.keyed,
+            ),
+            redis=document.PlannedRedis(
+                user_supplied=plan.user_redis,
+                shards=len(plan.redis),
+                port=plan.redis[0].port if plan.redis else 0,
+                memory_mib=plan.redis_memory_mib,
+                tokens=plan.redis_tokens,
+            ),
+            connector=plan.connector,
+            connector_choice=prepared.connector_choice,
+            kv_server=_server(plan),
+            staging=_staging_memory(plan),
+            deadlines=document.Deadlines(
+                lookup_s=plan.limits.lookup_s,
+                load_s=plan.limits.load_s,
+                store_s=plan.limits.store_s,
+                silent_s=plan.limits.silent_s,
+            ),
+            value_bytes=plan.limits.value_bytes,
+            dtype=plan.dtype,
+            block_size=plan.block_size,
+            chunk_size=plan.chunk_size,
+            max_model_len=plan.max_model_len,
+            kv_bytes_per_token=plan.kv_bytes_per_token,
+            kv_cache_bytes=plan.kv_cache_bytes,
+            gpu_share=plan.gpu_share,
+            memory_mib=plan.memory_mib,
+            layerwise=plan.layerwise,
+            save_decode_cache=plan.save_decode_cache,
+            engines=[
+                document.PlannedEngine(
+                    name=one.name,
+                    role=one.role,
+                    port=one.port,
+                    devices=one.devices,
+                    cpu_threads=one.cpu_threads,
+                    memory_mib=one.memory_mib,
+                )
+                for one in plan.engines
+            ],
+            remote_engines=[
+                document.RemoteEngine(one.name, one.role, one.url) for one in plan.remote
+            ],
+            notes=prepared.notes,
+            inventory=prepared.inventory,
+        )
+    )
 
 
-def _staging_data(plan: Plan) -> dict[str, Any]:
+def _staging_memory(plan: Plan) -> document.Staging:
     rank_gib = plan.limits.staging_gib if plan.uses_redis else 0
-    return {"bytes_per_rank": int(rank_gib * GIB), "ranks": plan.storing_ranks}
+    return document.Staging(int(rank_gib * GIB), plan.storing_ranks)
 
 
-def _server_data(plan: Plan) -> dict[str, Any] | None:
+def _server(plan: Plan) -> document.PlannedServer | None:
     if plan.kv_server is None:
         return None
-    return {
-        "kv_mib": plan.kv_server.kv_mib,
-        "memory_mib": plan.kv_server.memory_mib,
-        "tokens": plan.store_tokens,
-        "shared_memory_mib": plan.shared_memory_mib,
-    }
-
-
-def _engine_data(engine: EnginePlan) -> dict[str, Any]:
-    return {
-        "name": engine.name,
-        "role": engine.role,
-        "port": engine.port,
-        "devices": list(engine.devices),
-        "cpu_threads": engine.cpu_threads,
-        "memory_mib": engine.memory_mib,
-    }
+    return document.PlannedServer(
+        kv_mib=plan.kv_server.kv_mib,
+        memory_mib=plan.kv_server.memory_mib,
+        tokens=plan.store_tokens,
+        shared_memory_mib=plan.shared_memory_mib,
+    )
 
 
 def _context(plan: Plan) -> str:

@@ -224,7 +224,6 @@ def swap_view(result: SwapResult) -> str:
 
 def images_view(rows: Sequence[ImageRow]) -> str:
     """Return the catalogue as a table."""
-    asked = any(row.advisories is not None for row in rows)
     cells = [
         (
             row.name + (" *" if row.default else ""),
@@ -234,20 +233,12 @@ def images_view(rows: Sequence[ImageRow]) -> str:
             row.verdict or "-",
             f"{row.age_days} d",
             size(row.size_mib) if row.here else f"no: {row.how}",
-            *(("-" if row.advisories is None else len(row.advisories),) if asked else ()),
         )
         for row in rows
     ]
     header = ("image", "reference", "vLLM", "LMCache", "together", "pinned", "here")
     notes = [f"{row.name}: {row.note}" for row in rows if row.note]
-    notes += [
-        f"{row.name}: {one.id}: {one.package} {one.version}"
-        + (f", fixed in {one.fixed}" if one.fixed else "")
-        for row in rows
-        for one in row.advisories or ()
-    ]
-    heads = (*header, *(("advisories",) if asked else ()))
-    return "\n".join((table(heads, cells), "", "* the vendor's default", *notes))
+    return "\n".join((table(header, cells), "", "* the vendor's default", *notes))
 
 
 def fixes_view(found: Fixes) -> str:

@@ -20,7 +20,6 @@ from deploy.planning.topology import (
     split,
 )
 
-
 _SPLIT = {**{option: option.removeprefix("--") for option in NO_SPLIT}, "--tp": "tp"}
 # Of GPUs on the market.
 _GPU_GIB = (16, 24, 32, 48, 80, 96, 141, 192, 288)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from deploy.config.catalog import EngineImage, ServiceImage, fetched, load_catalog, pins
+from deploy.config.catalog import EngineImage, ServiceImage, fetched, load_catalog
 from deploy.config.compat import default_connector, judge
 from deploy.errors import ConfigError
-from deploy.runtime.advisories import Advisory, advisories_of, read_advisories
 from deploy.runtime.compose.docker import answering_engine, engine_answers
 from deploy.runtime.compose.images import pull_image
 from deploy.stack.service import MONITORING_ROLES
@@ -27,8 +26,6 @@ class ImageRow:
         verdict: what is known of its pair of versions; "" for services.
         size_mib: 0 if it is not on this machine, or no Docker engine answers.
         pinned, age_days: when its versions were chosen, and how long ago that is.
-        advisories: known vulnerabilities of what the kit installs in it, and of vLLM, LMCache
-            and torch; None if they were not asked for, or the kit installs nothing in it.
     """
 
     name: str
@@ -44,7 +41,6 @@ class ImageRow:
     pinned: str
     age_days: int
     note: str
-    advisories: Sequence[Advisory] | None = None
 
 
 def named_images(names: tuple[str, ...]) -> list[EngineImage | ServiceImage]:
@@ -118,27 +114,10 @@ def pull_images(names: tuple[str, ...], *, report: Report) -> list[str]:
     return wanted
 
 
-def image_rows(today: date, advisories: Path | None = None) -> list[ImageRow]:
-    """Return the catalogue, and which images are on this machine if a Docker engine answers.
-
-    Args:
-        advisories: known vulnerabilities, in files of OSV's format.
-
-    Raises:
-        ConfigError: they cannot be read.
-    """
-    records = read_advisories(advisories) if advisories else None
-    looks, images = engine_answers(), _everything()
-    rows = [_row(image, looks, today) for image in images.values()]
-    if records is None:
-        return rows
-    packages = {name: pins(image) for name, image in images.items()}
-    return [
-        replace(row, advisories=advisories_of(packages[row.name], records))
-        if packages[row.name]
-        else row
-        for row in rows
-    ]
+def image_rows(today: date) -> list[ImageRow]:
+    """Return the catalogue, and which images are on this machine if a Docker engine answers."""
+    looks = engine_answers()
+    return [_row(image, looks, today) for image in _everything().values()]
 
 
 def _verdict(engine: EngineImage) -> str:

@@ -22,10 +22,9 @@ from deploy.stack.service import HealthCheck, Service, ServiceRole, Stack
 from deploy.verify.report import CheckReport
 from deploy.workflows.check import CheckOptions, check_running
 from deploy.workflows.cluster_document import ExportedStack, read_document
-from deploy.workflows.history import saved_plan
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack
-from deploy.workflows.saved_state import StackState
+from deploy.workflows.saved_state import StackState, saved_plan
 
 _SECRETS = (API_KEY, ENGINE_KEY, REDIS_PASSWORD, REDIS_URL)
 _EVERY_S = 2.0

@@ -33,17 +33,17 @@ from deploy.runtime.lock import is_locked
 from deploy.runtime.observe import clock_is_synced, place, see_host
 from deploy.runtime.url_store import open_url_store
 from deploy.verify.diagnosis.engine_causes import rows_apart
+from deploy.workflows.facts import NotedSteps, Survey, survey
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.hub import ask_about_model
 from deploy.workflows.images import looked_into
 from deploy.workflows.preflight import quick_look, see_code
 from deploy.workflows.prepare import Facts, Prepared, Report, prepare
 from deploy.workflows.running import RunningStack, answering_pages, find_stack, launcher_for
-from deploy.workflows.same_plan import same_plan
 from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import stack_images
 from deploy.workflows.start import require_host_memory, require_ports
-from deploy.workflows.survey import NotedSteps, Survey, survey
+from deploy.workflows.up import same_plan
 from deploy.workflows.user_files import require_user_files
 from deploy.workflows.user_redis import redis_url
 

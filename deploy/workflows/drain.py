@@ -23,6 +23,19 @@ _NOTICE_S = 10.0  # the router looks ten times a second
 
 
 @dataclass(frozen=True)
+class Drained:
+    """`deploy drain` and `undrain`.
+
+    Attributes:
+        drained: the engine gets no new requests.
+    """
+
+    name: str
+    engine: str
+    drained: bool
+
+
+@dataclass(frozen=True)
 class DrainOptions:
     """How an engine is taken out of use.
 

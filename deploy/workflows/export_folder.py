@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.config.spec import StackSpec
@@ -16,6 +18,25 @@ from deploy.workflows.export import PLAIN, Export
 
 MARKER = ".pdkit-export.json"
 _ANOTHER = "deploy export kubernetes -o FOLDER, with another folder"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder for another place than this machine.
+
+    Attributes:
+        pods: vendor → workload → number of pods.
+        images: images that nodes must be able to pull.
+        notes: what was assumed.
+        then: the commands to type next.
+    """
+
+    namespace: str
+    files: Sequence[str]
+    pods: Mapping[str, dict[str, int]]
+    images: Sequence[str]
+    notes: Sequence[str]
+    then: Sequence[str]
 
 
 def write_export(made: Export, folder: Path) -> list[Path]:

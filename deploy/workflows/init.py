@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deploy.config.fields import IN_ENGINES, MAX_COUNT
 from deploy.config.model import Model, cached_models
@@ -20,6 +21,23 @@ from deploy.runtime.detect import detect_inventory
 from deploy.workflows.facts import chosen_vendor
 
 _SHOWN_MODELS = 10
+
+
+@dataclass(frozen=True)
+class Written:
+    """`deploy init`.
+
+    Attributes:
+        file: the file that was written.
+        settings: the settings in it.
+        found: what this machine has, in words.
+        cached_models: Hugging Face models that are cached here.
+    """
+
+    file: str
+    settings: Mapping[str, Any]
+    found: str
+    cached_models: Sequence[str]
 
 
 @dataclass(frozen=True)

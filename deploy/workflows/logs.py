@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from deploy.errors import PdkitError, StateError
 from deploy.runtime.home import Home
 from deploy.runtime.launcher import Launcher
 from deploy.runtime.state import read_state_file
 from deploy.workflows.running import launcher_for
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a log."""
+
+    service: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Logs:
+    """The last lines of logs.
+
+    Attributes:
+        files: service → the file, or the command that shows it.
+    """
+
+    files: Mapping[str, str]
+    lines: Sequence[LogLine]
 
 
 def log_source(home: Home, name: str) -> Launcher:

@@ -27,11 +27,17 @@ from deploy.workflows.check import (
     require_answers,
 )
 from deploy.workflows.drain import wait_until_idle
-from deploy.workflows.history import following, new_state, with_failure, with_outcome
 from deploy.workflows.model_files import model_changed
 from deploy.workflows.prepare import Prepared, Report, engine_image
 from deploy.workflows.running import RunningStack
-from deploy.workflows.saved_state import StackState, label
+from deploy.workflows.saved_state import (
+    StackState,
+    following,
+    label,
+    new_state,
+    with_failure,
+    with_outcome,
+)
 from deploy.workflows.start import StackStart
 from deploy.workflows.user_files import outdated_services
 

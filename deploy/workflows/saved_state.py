@@ -1,27 +1,29 @@
-"""What is saved of a stack: the plan that it was started by, its services, and earlier plans."""
+"""What is saved of a stack: the plan that it was started by, its services, and its history."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 from deploy.config.fields import IN_ENGINES, Connector
 from deploy.config.kinds import Kind
 from deploy.config.model import Model, ModelShape
+from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec, restored_spec
 from deploy.connector.pdkit_connector.identity.model_files import (
     ModelFile,
     files_digest,
     model_files,
 )
+from deploy.errors import StateError
 from deploy.planning.inventory import inventory_from
 from deploy.runtime.state import UNFIT, ServiceRecord, StateFile, write_state_file
 from deploy.stack.containers import ContainerImages
-from deploy.workflows.prepare import Facts
+from deploy.workflows.prepare import Facts, Prepared, engine_image
 from deploy.workflows.software import Containers, Programs
 
 PlanOutcome = Literal["good", "unchecked", "failed"]
@@ -205,3 +207,70 @@ def restored_model(stored: Mapping[str, Any]) -> Model:
 
 def _files(stored: Any) -> tuple[ModelFile, ...]:
     return tuple((str(name), int(size), digest) for name, size, digest in stored)
+
+
+_KEPT = 20
+
+
+def new_state(prepared: Prepared, action: str, *, boot: str) -> StackState:
+    """Return the state of a stack that is about to be started."""
+    return StackState(
+        name=prepared.stack.name,
+        plan=saved_plan(prepared, action, fingerprint=prepared.stack.fingerprint()),
+        boot="" if RUNTIMES[prepared.plan.runtime].survives_reboot else boot,
+    )
+
+
+def saved_plan(prepared: Prepared, action: str, *, fingerprint: str) -> SavedPlan:
+    """Return the record of a plan that is about to be started."""
+    made = HistoryEntry(
+        action=action,
+        # Finer than a second, as the history is sorted by it.
+        at=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
+        outcome="unchecked",
+        vendor=prepared.plan.vendor.name,
+        image=engine_image(prepared),
+        topology=str(prepared.plan.topology),
+        connector=prepared.plan.connector,
+    )
+    return SavedPlan(prepared.spec, prepared.facts, prepared.model, fingerprint, made)
+
+
+def following(old: StackState, new: StackState) -> StackState:
+    """Return the new state; the old plan becomes the newest entry of its history."""
+    return replace(new, history=(old.plan, *old.history)[:_KEPT])
+
+
+def with_outcome(state: StackState, outcome: PlanOutcome) -> StackState:
+    """Return the state with the outcome of the present plan."""
+    return replace(state, plan=state.plan.with_outcome(outcome))
+
+
+def with_failure(old: StackState, tried: StackState, reason: str) -> StackState:
+    """Return the old state; the failed attempt becomes the newest entry of its history."""
+    failed = tried.plan.with_outcome("failed", reason)
+    return replace(old, history=(failed, *old.history)[:_KEPT])
+
+
+def stack_history(state: StackState) -> list[HistoryEntry]:
+    """Return this generation and those before it, the newest first.
+
+    Sorted by time: a failed swap is newer than the generation that serves again.
+    """
+    entries = [plan.generation for plan in (state.plan, *state.history)]
+    return sorted(entries, key=lambda one: one.at, reverse=True)
+
+
+def last_good(state: StackState) -> SavedPlan:
+    """Return the last good plan before this one.
+
+    Raises:
+        StateError: there is none.
+    """
+    for past in state.history:
+        if past.generation.outcome == "good" and past.fingerprint != state.plan.fingerprint:
+            return past
+    raise StateError(
+        f"the stack '{state.name}' has no earlier plan that passed its check",
+        hint=f"deploy status --name {state.name}, which shows its history",
+    )

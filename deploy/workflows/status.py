@@ -24,7 +24,6 @@ from deploy.runtime.process.front import is_there
 from deploy.stack.service import Service
 from deploy.verify.store_path import StorePath
 from deploy.workflows.fix_states import stack_warnings
-from deploy.workflows.history import stack_history
 from deploy.workflows.model_files import model_changed
 from deploy.workflows.prepare import engine_image
 from deploy.workflows.running import (
@@ -35,7 +34,7 @@ from deploy.workflows.running import (
     kv_server_use,
     store_of,
 )
-from deploy.workflows.saved_state import HistoryEntry
+from deploy.workflows.saved_state import HistoryEntry, stack_history
 
 
 @dataclass(frozen=True)

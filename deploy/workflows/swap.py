@@ -13,16 +13,14 @@ from deploy.planning.connector import UNUSED_SIZE
 from deploy.runtime.compose.images import find_image
 from deploy.runtime.home import Home
 from deploy.verify.report import CheckReport
-from deploy.workflows.facts import without_held_gpus
-from deploy.workflows.history import last_good
+from deploy.workflows.facts import facts_here, without_held_gpus
 from deploy.workflows.hub import described_model
 from deploy.workflows.model_files import require_last_good_model
 from deploy.workflows.plan_swap import PlanSwap, vendor_and_image
 from deploy.workflows.preflight import require_shared_memory
 from deploy.workflows.prepare import Prepared, Report, engine_image, prepare
 from deploy.workflows.running import RunningStack, require_stack
-from deploy.workflows.saved_state import label
-from deploy.workflows.survey import facts_here
+from deploy.workflows.saved_state import label, last_good
 from deploy.workflows.up import provided
 from deploy.workflows.user_files import require_user_files
 

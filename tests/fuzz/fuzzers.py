@@ -30,7 +30,7 @@ from pdkit_connector.redis_path.value import HEADER_BYTES, BadValue, Codec, Head
 from deploy.connector.pdkit_connector.redis_url import parse_redis_url
 from tests.fuzz.front import front_streams
 from tests.fuzz.mutations import mutated
-from tests.fuzz.readers import http_pages, metrics_pages, osv_files, redis_answers
+from tests.fuzz.readers import http_pages, metrics_pages, redis_answers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "router"))
 
@@ -343,5 +343,4 @@ FUZZERS: dict[str, Fuzzer] = {
     "answers to the kit's commands": redis_answers,
     "pages over HTTP": http_pages,
     "pages of metrics": metrics_pages,
-    "files of advisories": osv_files,
 }

@@ -1,28 +1,21 @@
-"""Fuzzers of what the kit's commands read: answers of Redis, pages, advisories."""
+"""Fuzzers of what the kit's commands read: answers of Redis and pages."""
 
 from __future__ import annotations
 
 import errno
-import json
 import random
 import socket
-import tempfile
-import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 from unittest import mock
 
 import httpcore
 
-from deploy.errors import ConfigError
 from deploy.metrics.connector import ConnectorReport
 from deploy.metrics.engine import CacheCounters, EngineLoad
 from deploy.metrics.page import parsed_page
 from deploy.metrics.router import EngineView, RouterView
 from deploy.runtime import http_client
-from deploy.runtime.advisories import advisories_of, read_advisories
 from deploy.runtime.redis_client import open_store
 from tests.fuzz.mutations import mutated
 
@@ -172,62 +165,3 @@ def metrics_pages(rng: random.Random, rounds: int) -> Counter[str]:
         except LookupError:
             seen["counters are missing"] += 1
     return seen
-
-
-_RECORD = {
-    "id": "GHSA-1",
-    "affected": [
-        {
-            "package": {"ecosystem": "PyPI", "name": "Some.Package"},
-            "ranges": [
-                {
-                    "type": "ECOSYSTEM",
-                    "events": [{"introduced": "1.0"}, {"fixed": "1.4"}, {"last_affected": "2.0"}],
-                }
-            ],
-            "versions": ["1.1", "1.2rc1"],
-        }
-    ],
-}
-_VALUES: tuple[Any, ...] = (
-    None, 0, -1, 1e308, "", "x", "1.3", "1" * 5000, "1!2.post3+local", [], {}, [[]], [None], True,
-    {"events": None}, {"fixed": []}, "PyPI", "GIT", "\ud800",
-)  # fmt: skip
-
-
-def osv_files(rng: random.Random, rounds: int) -> Counter[str]:
-    """Damage a file of advisories, its text, values or zip: it is read, or refused in words."""
-    seen: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(rounds):
-            path = Path(folder) / rng.choice(("a.json", "a.zip"))
-            record = json.dumps(_with_other_values(_RECORD, rng)).encode()
-            text = mutated(record, rng) if rng.randrange(2) else record
-            _write(path, text, rng)
-            try:
-                found = advisories_of({"some_package": "1.3"}, read_advisories(path))
-                seen["affected" if found else "not affected"] += 1
-            except ConfigError:
-                seen["refused"] += 1
-    return seen
-
-
-def _with_other_values(value: Any, rng: random.Random) -> Any:
-    """Return a copy in which a few values are others."""
-    if rng.random() < 0.04:
-        return rng.choice(_VALUES)
-    if isinstance(value, Mapping):
-        return {name: _with_other_values(one, rng) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_with_other_values(one, rng) for one in value]
-    return value
-
-
-def _write(path: Path, text: bytes, rng: random.Random) -> None:
-    if path.suffix == ".json":
-        path.write_bytes(text)
-        return
-    with zipfile.ZipFile(path, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as made:
-        made.writestr("x.json", text)
-    if rng.randrange(2):
-        path.write_bytes(mutated(path.read_bytes(), rng))

@@ -30,13 +30,10 @@ CALLBACKS = {
 # Types with one name that are one thing, and the parts that have them: documents of `--json` are
 # named after what they show, and the connector cannot import the error of the kit.
 ONE_THING = {
-    "ComparedTopology": ["benchmark", "output"],
-    "Comparison": ["benchmark", "output"],
     "EngineCounts": ["metrics", "output"],
     "EngineFrame": ["metrics", "output"],
     "FixFailed": ["connector", "errors"],
     "Frame": ["metrics", "output"],
-    "MetricRow": ["benchmark", "output"],
     "Plan": ["output", "planning"],
     "RemoteEngine": ["config", "output"],
     "ServiceRecord": ["output", "runtime"],

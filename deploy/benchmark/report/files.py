@@ -15,9 +15,10 @@ from deploy.benchmark.report.chart_data import Point, StackRuns, named, points
 from deploy.benchmark.report.charts import Chart, charts
 from deploy.benchmark.report.counted import medians
 from deploy.benchmark.report.page import page
-from deploy.benchmark.report.verdict import ReportVerdict, of_sweep, verdict
+from deploy.benchmark.report.verdict import note, sweep_of, verdict
 from deploy.benchmark.results import RESULT_FILE, RequestRecord, read_requests, read_result
-from deploy.benchmark.statistics import Estimate
+from deploy.benchmark.statistics import Estimate, Ratio
+from deploy.benchmark.sweep import judge
 from deploy.errors import MissingTool, UsageError, printable
 
 PAGE, TABLE = "report.html", "report.csv"
@@ -33,14 +34,24 @@ _CSV_HEADER = ("stack", "load", "metric", "unit", "median", "low", "high", "repe
 
 
 @dataclass(frozen=True)
-class WrittenReport:
-    """What was written, and the verdict in it."""
+class BenchReport:
+    """A report of results.
 
-    verdict: ReportVerdict
-    files: tuple[Path, ...]
+    Attributes:
+        verdict: its kind.
+        note: what limits the verdict; "" if nothing does.
+        ratio: null if nothing was compared.
+        files: files that were written, the page first.
+    """
+
+    verdict: str
+    sentence: str
+    note: str
+    ratio: Ratio | None
+    files: Sequence[str]
 
 
-def write_report(folders: Sequence[Path], out: Path) -> WrittenReport:
+def write_report(folders: Sequence[Path], out: Path) -> BenchReport:
     """Write the report of the results in these folders, and return its files.
 
     Raises:
@@ -54,11 +65,16 @@ def write_report(folders: Sequence[Path], out: Path) -> WrittenReport:
             raise UsageError(
                 f"{folder}: the result has no finished repeat", hint="deploy bench, to run it again"
             )
-    found = of_sweep(folders) or verdict([result for result, _ in results])
-    runs = named(results, of_sweep=found.sweep is not None)
+    sweep, measured = sweep_of(folders), [result for result, _ in results]
+    # Of a sweep that is not finished, its finished runs are judged.
+    found = judge(sweep) if sweep else verdict(measured)
+    limit = "" if sweep else note(measured, found)
+    runs = named(results, of_sweep=sweep is not None)
     drawn = charts(runs)
     files: dict[str, bytes] = {
-        PAGE: page(runs, found, drawn, library.javascript_bundle()).encode(),
+        PAGE: page(
+            runs, found, drawn, library.javascript_bundle(), note=limit, sweep=sweep
+        ).encode(),
         TABLE: table(runs).encode(),
         **{f"{chart.name}.png": _png(library, chart) for chart in drawn},
     }
@@ -68,7 +84,8 @@ def write_report(folders: Sequence[Path], out: Path) -> WrittenReport:
             (out / name).write_bytes(content)
     except OSError as exc:
         raise UsageError(f"{out}: {exc.strerror}", hint="choose a folder with -o") from exc
-    return WrittenReport(found, tuple(out / name for name in files))
+    written = [str(out / name) for name in files]
+    return BenchReport(found.kind, found.sentence, limit, found.ratio, written)
 
 
 def result_folders(folder: Path) -> list[Path]:

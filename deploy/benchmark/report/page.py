@@ -17,9 +17,10 @@ from deploy.benchmark.report.chart_data import Point, StackRuns, comparable, poi
 from deploy.benchmark.report.charts import Chart
 from deploy.benchmark.report.costs import own_cost_section, redis_path_section, usage_section
 from deploy.benchmark.report.tables import interval, number, percent, short, table
-from deploy.benchmark.report.verdict import ReportVerdict, slo_text
+from deploy.benchmark.report.verdict import slo_text
 from deploy.benchmark.results import hit_rate
 from deploy.benchmark.sweep import Sweep, TopologyRow, rows
+from deploy.benchmark.verdict import BenchVerdict
 from deploy.planning.break_even import Speeds, break_even_tokens, changes, needed_gb_s
 
 _MOST_ROWS = 30
@@ -27,12 +28,20 @@ _HERE = Path(__file__).parent
 
 
 def page(
-    runs: Sequence[StackRuns], found: ReportVerdict, charts: Sequence[Chart], library: str
+    runs: Sequence[StackRuns],
+    found: BenchVerdict,
+    charts: Sequence[Chart],
+    library: str,
+    *,
+    note: str = "",
+    sweep: Sweep | None = None,
 ) -> str:
     """Return the page.
 
     Args:
         library: Vega, Vega-Lite and vega-embed as one script, fit for a script element.
+        note: what limits the verdict.
+        sweep: what the runs are of, where they are of a sweep.
     """
     first = runs[0].result
     title = f"{first.workload.name} on {first.model.name}"
@@ -40,9 +49,9 @@ def page(
         [
             f"<h1>pdkit benchmark · {escape(title)}</h1>",
             f'<p class="verdict {found.kind.replace(" ", "-")}">{_unbroken(found.sentence)}</p>',
-            f'<p class="soft">{escape(found.note)}</p>' if found.note else "",
+            f'<p class="soft">{escape(note)}</p>' if note else "",
             f'<p class="soft">{_unbroken(_conditions(runs))}</p>',
-            *(topologies_section(found.sweep) if found.sweep else ()),
+            *(topologies_section(sweep) if sweep else ()),
             '<div class="charts">',
             *map(_figure, charts),
             "</div>",

@@ -1,21 +1,18 @@
-"""The verdict of several runs in a sentence: which stack answers most, and how sure that is."""
+"""The verdict on several runs: which stack answers most, and how sure that is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 from deploy.benchmark.compare import by_load, differences
 from deploy.benchmark.facts import StackFacts
 from deploy.benchmark.results import Result
 from deploy.benchmark.statistics import LEAST_REPEATS, Estimate, Ratio, median_of, ratio_of
-from deploy.benchmark.sweep import DO_NOT, SWEEP_FILE, Sweep, SweepVerdict, judge, read_sweep
-
-VerdictKind = Literal["disaggregate", "do not", "no difference", "cannot tell", "one run"]
-
+from deploy.benchmark.sweep import SWEEP_FILE, Sweep, read_sweep
+from deploy.benchmark.verdict import DO_NOT, BenchVerdict, Terms, decide
 
 _ONE_SEARCH = (
     "Each stack has fewer than five searches: the interval leaves out how much searches differ, "
@@ -40,23 +37,6 @@ class Capacity:
     def name(self) -> str:
         """What reports call the stack."""
         return stack_name(self.result)
-
-
-@dataclass(frozen=True)
-class ReportVerdict:
-    """What the runs show.
-
-    Attributes:
-        ratio: the best disaggregated stack / the best aggregated one, per GPU or engine.
-        note: what limits it.
-        sweep: what the runs are of, where they are of a sweep.
-    """
-
-    kind: VerdictKind
-    sentence: str
-    ratio: Ratio | None = None
-    note: str = ""
-    sweep: Sweep | None = None
 
 
 def stack_name(result: Result) -> str:
@@ -114,88 +94,68 @@ def _best_rate(runs: Sequence[Result]) -> Estimate | None:
     return median_of(best) if best else None
 
 
-def verdict(results: Sequence[Result]) -> ReportVerdict:
-    """Return the verdict of runs with equal settings."""
+def verdict(results: Sequence[Result]) -> BenchVerdict:
+    """Return the verdict on runs with equal settings."""
     unlike = {one.field for other in results[1:] for one in differences(results[0], other)}
     shares = {one.rate_search.required_share for one in results if one.rate_search}
     if len(shares) > 1:
         unlike.add("rate_search.required_share")
     if unlike:
-        return ReportVerdict(
+        return BenchVerdict(
             "cannot tell", f"No verdict: the runs differ ({', '.join(sorted(unlike))})."
         )
     searched = all(one.rate_search for one in results)
     goal = _goal(results[0], searched=searched)
-    stacks = [[one for one in results if one.stack == stack] for stack in _stacks(results)]
+    stacks = _stacks(results)
     found = [one for runs in stacks if (one := capacity(runs, searched=searched))]
     if len(stacks) == 1:
-        return _of_one(results[0], found, goal)
-    if len({is_aggregated(one) for one in results}) == 1:
-        return ReportVerdict("cannot tell", _ranking(found, goal))
+        return BenchVerdict("one run", _of_one(results[0], found, goal))
+    whole = [one for one in results if is_aggregated(one)]
+    if len(whole) in {0, len(results)}:
+        return BenchVerdict("cannot tell", _ranking(found, goal))
     baseline = _best([one for one in found if is_aggregated(one.result)])
     split = _best([one for one in found if not is_aggregated(one.result)])
-    if baseline is None or split is None:
-        return _without_ratio(baseline, split, goal)
-    few = searched and min(map(len, stacks)) < LEAST_REPEATS
-    return replace(_decided(split, baseline, goal), note=_ONE_SEARCH if few else "")
+    if baseline and split:
+        return _decided(split, baseline, goal, "searches" if searched else "repeats")
+    return _without_ratio(baseline, split, goal)
 
 
-def of_sweep(folders: Sequence[Path]) -> ReportVerdict | None:
-    """Return the verdict of the sweep that these are the runs of; None if they are not.
+def note(results: Sequence[Result], found: BenchVerdict) -> str:
+    """Return what limits the verdict on runs; "" if nothing does."""
+    searched = all(one.rate_search for one in results)
+    few = searched and min(map(len, _stacks(results))) < LEAST_REPEATS
+    return _ONE_SEARCH if few and found.ratio else ""
 
-    It pairs the rounds, in which the topologies ran soon after one another. An unfinished sweep is
-    judged by its finished runs.
+
+def sweep_of(folders: Sequence[Path]) -> Sweep | None:
+    """Return the sweep that these are the runs of; None if they are not.
+
+    Its verdict pairs the rounds, in which the topologies ran soon after one another.
     """
     parent = folders[0].parent
     if {one.parent for one in folders} != {parent} or not (parent / SWEEP_FILE).exists():
         return None
-    sweep = read_sweep(parent)
-    said = sweep.verdict or judge(sweep)
-    found = said.ratio
-    ratio = Ratio(found.value, found.low, found.high, sweep.rounds) if found else None
-    return ReportVerdict(_kind(said), said.sentence, ratio, sweep=sweep)
+    return read_sweep(parent)
 
 
-def _kind(said: SweepVerdict) -> VerdictKind:
-    if said.ratio is None or said.ratio.low is None:
-        return "cannot tell"
-    if said.winner == said.disaggregated:
-        return "disaggregate"
-    return "do not" if said.sentence.startswith(DO_NOT) else "no difference"
-
-
-def _stacks(results: Sequence[Result]) -> list[StackFacts]:
-    found: list[StackFacts] = []
+def _stacks(results: Sequence[Result]) -> list[list[Result]]:
+    """Return the runs of each stack."""
+    stacks: list[StackFacts] = []
     for one in results:
-        if one.stack not in found:
-            found.append(one.stack)
-    return found
+        if one.stack not in stacks:
+            stacks.append(one.stack)
+    return [[one for one in results if one.stack == stack] for stack in stacks]
 
 
 def _best(found: Sequence[Capacity]) -> Capacity | None:
     return max(found, key=lambda one: one.rate.value / one.size, default=None)
 
 
-def _decided(split: Capacity, baseline: Capacity, goal: str) -> ReportVerdict:
+def _decided(split: Capacity, baseline: Capacity, goal: str, repeats: str) -> BenchVerdict:
     ratio = _per_unit(ratio_of(split.rate, baseline.rate), baseline.size / split.size)
-    each = "" if split.size == baseline.size else f", for each {split.result.stack.unit}"
-    margin = f"{ratio.value:.2f} times"
-    if ratio.low is not None and ratio.high is not None:
-        margin += f" ({ratio.low:.2f} to {ratio.high:.2f})"
-    holds = f"holds {margin} the rate of {baseline.name} {goal}{each}"
-    match ratio.difference:
-        case "higher":
-            return ReportVerdict("disaggregate", f"{split.name} {holds}.", ratio)
-        case "lower":
-            said = f"Do not disaggregate this workload here: {split.name}, the best split,"
-            return ReportVerdict("do not", f"{said} {holds}.", ratio)
-        case "no significant difference":
-            said = "No significant difference in this many runs"
-            return ReportVerdict("no difference", f"{said}: {split.name} {holds}.", ratio)
-    said = f"No verdict from this many repeats: {split.name} {holds}"
-    return ReportVerdict(
-        "cannot tell", f"{said}; an interval needs at least {LEAST_REPEATS}.", ratio
-    )
+    unit = None if split.size == baseline.size else split.result.stack.unit
+    terms = Terms(unit, goal, repeats, margin=1.0)  # the interval alone decides
+    return decide(ratio, split.name, baseline.name, terms)
 
 
 def _per_unit(ratio: Ratio, factor: float) -> Ratio:
@@ -203,23 +163,25 @@ def _per_unit(ratio: Ratio, factor: float) -> Ratio:
     return Ratio(ratio.value * factor, low, high, ratio.repeats)
 
 
-def _of_one(result: Result, found: Sequence[Capacity], goal: str) -> ReportVerdict:
+def _of_one(result: Result, found: Sequence[Capacity], goal: str) -> str:
     if not found:
-        return ReportVerdict("one run", f"{stack_name(result)} answers no request {goal}.")
+        return f"{stack_name(result)} answers no request {goal}."
     rate, stack = found[0].rate, result.stack
     ends = "" if rate.low is None else f" ({rate.low:.2f} to {rate.high:.2f})"
     each = f"{rate.value / stack.units:.2f} for each of {stack.units} {stack.unit}s"
     said = f"{found[0].name} holds {rate.value:.2f} requests/s{ends} {goal}: {each}."
-    return ReportVerdict("one run", f"{said} A verdict needs a run of another stack.")
+    return f"{said} A verdict needs a run of another stack."
 
 
-def _without_ratio(baseline: Capacity | None, split: Capacity | None, goal: str) -> ReportVerdict:
+def _without_ratio(baseline: Capacity | None, split: Capacity | None, goal: str) -> BenchVerdict:
+    """Return the verdict where no split, or no aggregated stack, answered a request in time."""
     if split:
-        return ReportVerdict("disaggregate", f"Only {split.name} answers requests {goal}.")
+        said = f"Only {split.name} answers requests {goal}."
+        return BenchVerdict("disaggregate", said, split.name, split.name)
     if baseline:
-        said = "Do not disaggregate this workload here: no split answers requests"
-        return ReportVerdict("do not", f"{said} {goal}, {baseline.name} does.")
-    return ReportVerdict("cannot tell", f"No stack answers requests {goal}.")
+        said = f"{DO_NOT}: only {baseline.name} answers requests {goal}."
+        return BenchVerdict("do not", said, baseline.name, None, baseline.name)
+    return BenchVerdict("cannot tell", f"No stack answers requests {goal}.")
 
 
 def _ranking(found: Sequence[Capacity], goal: str) -> str:

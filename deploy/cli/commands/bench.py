@@ -153,7 +153,8 @@ def _refuse_contradictions(
 
 
 def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> CommandResult:
-    from deploy.output.bench_view import bench_view
+    from deploy.document import as_document
+    from deploy.output.bench_view import Bench, bench_view
     from deploy.runtime.lock import bench_lock, stack_lock
     from deploy.workflows.bench import open_folder
 
@@ -161,7 +162,7 @@ def _answer(home: Home, name: str, options: BenchOptions, out: Path | None) -> C
         folder = open_folder(home, name, options.workload.name, out)
         result = _kept(home, name, options, folder)
     page = written_report(folder)
-    data = {"folder": str(folder), "report": page, "result": result.model_dump(mode="json")}
+    data = as_document(Bench(str(folder), page, result))
     text = bench_view(result, str(folder)) + (f"\nReport: {page}" if page else "")
     return CommandResult("bench", data, text, _failures(result, name))
 
@@ -174,7 +175,7 @@ def written_report(folder: Path) -> str | None:
     from deploy.benchmark.report.files import result_folders, write_report
 
     try:
-        return str(write_report(result_folders(folder), folder).files[0])
+        return write_report(result_folders(folder), folder).files[0]
     except PdkitError as exc:
         progress()(f"no report: {exc.message}; {exc.hint}")
         return None

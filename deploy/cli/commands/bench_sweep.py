@@ -205,7 +205,8 @@ def _with_engines(flags: dict[str, Any], engines: int | None) -> dict[str, Any]:
 
 
 def _dry_run(asked: _Asked) -> CommandResult:
-    from deploy.output.bench_view import dry_run_view
+    from deploy.document import as_document
+    from deploy.output.bench_view import LeftRun, SweepPlan, dry_run_view
     from deploy.runtime.home import Home
     from deploy.workflows.sweep import LiveStacks, left_seconds, stack_name
 
@@ -213,16 +214,14 @@ def _dry_run(asked: _Asked) -> CommandResult:
     stacks = LiveStacks(home, stack_name(asked.spec), asked.command, progress())
     _, _, sweep = asked.opened(home, stacks)
     left_s = left_seconds(sweep, asked.options.pass_s)
-    data = {
-        "runs": [{"round": number, "topology": name} for name, number in sweep.left],
-        "refused": sweep.refused,
-        "seconds": round(left_s),
-    }
-    return CommandResult("bench sweep", data, dry_run_view(sweep, left_s))
+    left = [LeftRun(number, name) for name, number in sweep.left]
+    planned = SweepPlan(left, sweep.refused, round(left_s))
+    return CommandResult("bench sweep", as_document(planned), dry_run_view(sweep, left_s))
 
 
 def _swept(asked: _Asked) -> CommandResult:
-    from deploy.output.bench_view import sweep_view
+    from deploy.document import as_document
+    from deploy.output.bench_view import SweepDone, sweep_view
     from deploy.runtime.home import Home
     from deploy.runtime.lock import bench_lock
     from deploy.workflows.sweep import LiveStacks, run_sweep, stack_name, write_best
@@ -244,12 +243,7 @@ def _swept(asked: _Asked) -> CommandResult:
                 hint="run the same command to continue",
             ) from None
     page, best = written_report(folder), write_best(folder, done, planned.asked)
-    data = {
-        "folder": str(folder),
-        "report": page,
-        "best": str(best) if best else None,
-        "sweep": done.model_dump(mode="json"),
-    }
+    data = as_document(SweepDone(str(folder), page, str(best) if best else None, done))
     return CommandResult("bench sweep", data, sweep_view(done, folder, best, page), _failures(done))
 
 

@@ -52,11 +52,12 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
     json: Json = False,
 ) -> CommandResult:
     """Write a kustomize base, and an overlay for each vendor. Needs no cluster; holds no secret."""
+    from deploy.document import as_document
     from deploy.runtime.detect.inventory_file import read_inventory
     from deploy.runtime.home import Home
     from deploy.workflows.export import ExportRequest
     from deploy.workflows.export import export as exported
-    from deploy.workflows.export_folder import next_commands, write_export
+    from deploy.workflows.export_folder import Exported, next_commands, write_export
 
     source = load_source(flags, file, ask=not json)
     wanted = ExportRequest(namespace, flavour, machines, link_gbit)
@@ -65,16 +66,18 @@ def kubernetes(  # noqa: PLR0913 - one parameter an option
         made = exported(source.spec, Home.from_environ(), machine, wanted)
         files = write_export(made, output)
     then = next_commands(made, source.spec, output)
-    data = {
-        "namespace": made.namespace,
-        "files": [str(path) for path in files],
-        "pods": made.pods,
-        "images": list(made.images),
-        "notes": list(made.notes),
-        "then": then,
-    }
+    done = Exported(
+        namespace=made.namespace,
+        files=[str(path) for path in files],
+        pods=made.pods,
+        images=made.images,
+        notes=made.notes,
+        then=then,
+    )
     wrote = f"wrote {len(files)} files to {output}"
-    return CommandResult("export kubernetes", data, "\n".join((wrote, *_lines(made, then))))
+    return CommandResult(
+        "export kubernetes", as_document(done), "\n".join((wrote, *_lines(made, then)))
+    )
 
 
 def _lines(made: Export, then: list[str]) -> Iterator[str]:

@@ -20,17 +20,7 @@ app.add_typer(images, name="images")
 
 
 @images.command("list")
-def images_list(
-    *,
-    advisories: Annotated[
-        Path | None,
-        typer.Option(
-            help="Show known vulnerabilities of the images' packages, from a file, folder or zip "
-            "in OSV's format."
-        ),
-    ] = None,
-    json: Json = False,
-) -> CommandResult:
+def images_list(*, json: Json = False) -> CommandResult:
     """List the catalogue's images, and which are on this machine."""
     from dataclasses import asdict
     from datetime import date
@@ -38,7 +28,7 @@ def images_list(
     from deploy.output.views import images_view
     from deploy.workflows.catalog_images import image_rows
 
-    rows = image_rows(date.today(), advisories)
+    rows = image_rows(date.today())
     return CommandResult(
         "images list", {"images": [asdict(row) for row in rows]}, images_view(rows)
     )

@@ -26,7 +26,8 @@ def init(
     import shlex
 
     from deploy.config.sources import DEFAULT_FILE, named_file
-    from deploy.workflows.init import survey_machine, write_example
+    from deploy.document import as_document
+    from deploy.workflows.init import Written, survey_machine, write_example
 
     named = named_file(file, os.environ)
     target = named or DEFAULT_FILE
@@ -38,5 +39,5 @@ def init(
         f"wrote {target} with {chosen}\nfound: {found.machine}\n\n"
         f"see what it plans   deploy plan{option}\nstart it            deploy up{option}"
     )
-    data = {"file": str(target), "settings": found.settings, "found": found.machine}
-    return CommandResult("init", {**data, "cached_models": found.cached}, text)
+    done = Written(str(target), found.settings, found.machine, found.cached)
+    return CommandResult("init", as_document(done), text)

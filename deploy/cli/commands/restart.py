@@ -59,6 +59,8 @@ def drain(
     json: Json = False,
 ) -> CommandResult:
     """Send an engine no new requests, and wait until it has none left."""
+    from deploy.document import as_document
+    from deploy.workflows.drain import Drained
     from deploy.workflows.drain import drain as take_out
 
     options = _options(wait, force)
@@ -66,17 +68,19 @@ def drain(
         take_out(home, chosen, engine, progress(), options)
     done = f"{engine} gets no new requests and has no requests left"
     text = f"{done}\nuse it again: deploy undrain {engine}"
-    return CommandResult("drain", {"name": chosen, "engine": engine, "drained": True}, text)
+    return CommandResult("drain", as_document(Drained(chosen, engine, drained=True)), text)
 
 
 @app.command()
 def undrain(engine: Engine, *, name: Name = None, json: Json = False) -> CommandResult:
     """Send requests to a drained engine again."""
+    from deploy.document import as_document
+    from deploy.workflows.drain import Drained
     from deploy.workflows.drain import undrain as put_back
 
     with locked_stack(name) as (home, chosen):
         put_back(home, chosen, engine)
-    data = {"name": chosen, "engine": engine, "drained": False}
+    data = as_document(Drained(chosen, engine, drained=False))
     return CommandResult("undrain", data, f"{engine} gets requests again")
 
 

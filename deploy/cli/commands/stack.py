@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,10 +15,6 @@ from deploy.cli.result import CommandResult
 from deploy.cli.shared import check_errors, load_source, named_spec, plan_answer
 from deploy.config.runtimes import RUNTIMES
 from deploy.errors import RedisUnreachable
-
-if TYPE_CHECKING:
-    from deploy.verify.report import CheckReport
-    from deploy.workflows.up import UpResult
 
 
 @app.command()
@@ -46,6 +42,7 @@ def up(  # noqa: PLR0913 - one parameter an option
     json: Json = False,
 ) -> CommandResult:
     """Start a stack, and check that KV is reused. Starts only what does not run yet."""
+    from deploy.document import as_document
     from deploy.output.check_view import check_view
     from deploy.output.views import up_view
     from deploy.runtime.boot import require_systemd
@@ -53,7 +50,7 @@ def up(  # noqa: PLR0913 - one parameter an option
     from deploy.runtime.lock import stack_lock
     from deploy.workflows.facts import runtime_here
     from deploy.workflows.preflight import require_fit
-    from deploy.workflows.up import bring_up, come_back_on_boot, prepare_here, resumed_spec
+    from deploy.workflows.up import Up, bring_up, come_back_on_boot, prepare_here, resumed_spec
     from deploy.workflows.user_files import require_user_files
 
     report = progress()
@@ -81,22 +78,18 @@ def up(  # noqa: PLR0913 - one parameter an option
     text = up_view(result, total_s)
     if checked:
         text = f"{check_view(checked)}\n\n{text}"
-    data = _up_data(result, checked, total_s)
-    return CommandResult("up", data, text, check_errors(checked, name))
-
-
-def _up_data(result: UpResult, checked: CheckReport | None, total_s: float) -> dict[str, Any]:
-    return {
-        "name": result.running.stack.name,
-        "url": result.running.stack.url,
-        "model": result.running.prepared.plan.model.served_name,
-        "started": {service: round(took, 2) for service, took in result.started.items()},
-        "slowest_engine_s": round(result.slowest_engine_s, 2),
-        "ready_s": round(result.seconds, 2),
-        "total_s": round(total_s, 2),
-        "check": checked.as_dict() if checked else None,
-        "warnings": result.warnings,
-    }
+    done = Up(
+        name=result.running.stack.name,
+        url=result.running.stack.url,
+        model=result.running.prepared.plan.model.served_name,
+        started=result.started,
+        slowest_engine_s=result.slowest_engine_s,
+        ready_s=result.seconds,
+        total_s=total_s,
+        check=checked,
+        warnings=result.warnings,
+    )
+    return CommandResult("up", as_document(done), text, check_errors(checked, name))
 
 
 @app.command()

@@ -76,9 +76,10 @@ def logs(
     json: Json = False,
 ) -> CommandResult:
     """Print the last lines of each service's log."""
+    from deploy.document import as_document
     from deploy.runtime.home import Home
     from deploy.runtime.logs import follow as following
-    from deploy.workflows.logs import chosen_services, log_source
+    from deploy.workflows.logs import LogLine, Logs, chosen_services, log_source
 
     chosen = stack_name(name)
     source = log_source(Home.from_environ(), chosen)
@@ -96,11 +97,11 @@ def logs(
                 print(shown(who, line), flush=True)
         return CommandResult("logs", None, "")
     text = "\n".join(shown(who, line) for who, line in found)
-    data = {
-        "files": {who: source.where_log(who) for who in services},
-        "lines": [{"service": who, "line": line} for who, line in found],
-    }
-    return CommandResult("logs", data, text)
+    read = Logs(
+        files={who: source.where_log(who) for who in services},
+        lines=[LogLine(who, line) for who, line in found],
+    )
+    return CommandResult("logs", as_document(read), text)
 
 
 def _watch_cluster(

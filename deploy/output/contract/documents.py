@@ -7,32 +7,26 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from deploy.output.contract.bench import (
-    Bench,
-    BenchReport,
-    ComparedSweeps,
-    Comparison,
-    SweepDone,
-    SweepPlan,
-)
-from deploy.output.contract.plan import Plan, Rendered
-from deploy.output.contract.stack import (
-    Drained,
-    Exported,
-    Logs,
-    Up,
-    Written,
-)
+from deploy.benchmark.compare import Comparison
+from deploy.benchmark.compare_sweeps import ComparedSweeps
+from deploy.benchmark.report.files import BenchReport
+from deploy.output.bench_view import Bench, SweepDone, SweepPlan
 from deploy.output.contract.watch import Frame
+from deploy.output.plan_document import Plan, Rendered
 from deploy.verify.report import CheckReport
 from deploy.workflows.catalog_images import ImageRow
 from deploy.workflows.doctor import Examination
 from deploy.workflows.down import DownResult
+from deploy.workflows.drain import Drained
+from deploy.workflows.export_folder import Exported
 from deploy.workflows.fix_states import Fixes
+from deploy.workflows.init import Written
+from deploy.workflows.logs import Logs
 from deploy.workflows.restart import RestartResult
 from deploy.workflows.saved_state import HistoryEntry
 from deploy.workflows.status import StackStatus
 from deploy.workflows.swap import SwapResult
+from deploy.workflows.up import Up
 
 
 class Problem(TypedDict):

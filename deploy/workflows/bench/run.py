@@ -31,7 +31,7 @@ from deploy.workflows.bench.facts import (
 )
 from deploy.workflows.bench.hop import measure_hop, measure_throughput
 from deploy.workflows.bench.passes import BenchOptions, BenchSession, Pass
-from deploy.workflows.check.answering import require_answers
+from deploy.workflows.check.run import require_answers
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import require_running, require_stack
 

@@ -6,20 +6,94 @@ probe cannot do on a stack is reported as skipped, not as failed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 from deploy.metrics.engine import CacheCounters
+from deploy.metrics.lmcache_server import looked_up_tokens, tiers_of
+from deploy.metrics.page import MetricsPage
 from deploy.planning.memory import ANSWER_TOKENS
-from deploy.runtime.engine_api import ApiError
+from deploy.runtime.engine_api import ApiError, EngineApi
 from deploy.verify.equivalence import Completion
 from deploy.verify.hits import Counted, Hits, PairResult, Phase, Tiers, added, eligible_tokens
 from deploy.verify.own_prompt import OwnPrompt
+from deploy.workflows.check.keys import key_name
 from deploy.workflows.check.session import USERS, Session
-from deploy.workflows.check.tiers import TierReading
+from deploy.workflows.running import RunningStack, kv_server_page
+
+LEFT_OUT = (
+    "the number of keys in Redis, because LMCache's server stores them; what the check stores "
+    "stays until it is evicted",
+)
+_LOOKED_UP_WITHIN_S, _LOOKED_UP_POLL_S = 2.0, 0.02
+# LMCache's server stores in Redis behind the producer's answer.
+_STORED_WITHIN_S, _STORED_POLL_S = 10.0, 0.05
+
+
+@dataclass(frozen=True)
+class TierReading:
+    """What a consumer and LMCache's server have counted.
+
+    Attributes:
+        server: None without one, without its answer, or if an engine has one on another host.
+    """
+
+    cache: CacheCounters
+    server: MetricsPage | None
+
+    @classmethod
+    def of(cls, session: Session, producer: str, consumer: str) -> TierReading:
+        """Read both, before the producer gets a prompt.
+
+        Raises:
+            ApiError: the consumer does not answer.
+        """
+        remote = {one.name for one in session.running.stack.remote}
+        server = None if {producer, consumer} & remote else _server_page(session)
+        return cls(session.cache_counters(consumer), server)
+
+    def since(
+        self, session: Session, consumer: str, answer: Completion, asked: int
+    ) -> Tiers | None:
+        """Return where the KV of one prompt came from since then.
+
+        None if no server tells, or if others' requests moved the consumer's counters.
+
+        Args:
+            answer: the consumer's.
+            asked: tokens of the prompt's whole chunks.
+
+        Raises:
+            ApiError: the consumer does not answer.
+        """
+        cache, server = session.counted_for(consumer, self.cache), None
+        if session.running.prepared.plan.kv_server:
+            server = self._looked_up(session, 2 * asked)  # by the producer and by the consumer
+            if server is None:
+                return None
+        found = tiers_of(cache, server)
+        reused = found.local + found.server + found.redis
+        whole = (answer.prompt_tokens, answer.cached_tokens)
+        return found if (found.asked, reused) == whole else None
+
+    def _looked_up(self, session: Session, tokens: int) -> MetricsPage | None:
+        """Wait until the server has counted its answers, and return its counts."""
+        deadline = time.monotonic() + _LOOKED_UP_WITHIN_S
+        while self.server is not None and (page := _server_page(session)) is not None:
+            counted = page.since(self.server)
+            if looked_up_tokens(counted) >= tokens or time.monotonic() > deadline:
+                return counted
+            time.sleep(_LOOKED_UP_POLL_S)
+        return None
+
+
+def _server_page(session: Session) -> MetricsPage | None:
+    return next(iter(kv_server_page(session.running).values()), None)
+
 
 # Where prompts are cut, in quarters of each chunk.
 _CUTS, _QUICK_CUTS = (1, 2, 3, 4), (2,)
@@ -241,3 +315,60 @@ def token_ids(answer: Completion) -> list[int]:
 def said(hits: Hits) -> str:
     """Return hits in words, for progress."""
     return f"{hits.hits} of {hits.eligible} eligible tokens hit"
+
+
+def check_second_tier(session: Session) -> None:
+    """Drop a prompt's KV from the server's memory once Redis has it, and have a consumer load it.
+
+    What is loaded then can only come from Redis, whatever else the stack serves meanwhile.
+    """
+    pair = next(_pairs(session), None)
+    if pair is None:
+        session.found.second_tier = Phase(skipped="there is one engine")
+        return
+    length, (producer, consumer) = lengths(session)[0], pair
+    prompt = session.fresh(length)
+    logs = f"deploy logs kv-server --name {session.running.stack.name}"
+    try:
+        reference = session.computed(producer, prompt, "")
+        if not drop_from_memory(session.running, prompt):
+            session.found.second_tier = Phase(hits_of(session, length, 0), 2)
+            session.report(f"from Redis alone: Redis does not get a prompt's KV in time; {logs}")
+            return
+        answer = session.ask(consumer, prompt)
+    except ApiError as exc:
+        session.report(f"from Redis alone: no answer ({exc}); {logs}")
+        session.found.second_tier = Phase(hits_of(session, length, 0), 2, 1)
+        return
+    session.found.add_comparison(reference, answer)
+    session.found.second_tier = Phase(hits_of(session, length, answer.cached_tokens), 2)
+    session.report(f"from Redis alone: {said(session.found.second_tier.hits)}")
+
+
+def _pairs(session: Session) -> Iterator[tuple[str, str]]:
+    """Yield pairs that share KV through Redis once this host's server has dropped it."""
+    remote = {one.name for one in session.running.stack.remote}
+    for consumer in reversed(session.consumers):
+        for producer in session.producers:
+            # Two engines of another host have a server there.
+            if producer != consumer and not {producer, consumer} <= remote:
+                yield producer, consumer
+
+
+def drop_from_memory(running: RunningStack, prompt: Sequence[int]) -> bool:
+    """Have LMCache's server drop a prompt's KV from its memory once Redis has it.
+
+    Returns:
+        Whether that happened in time.
+    """
+    plan = running.prepared.plan
+    if plan.kv_server is None:
+        return False
+    model = key_name(running, plan.engines[0].name, timeout_s=5.0)
+    deadline = time.monotonic() + _STORED_WITHIN_S
+    with EngineApi(running.stack.service(plan.kv_server.name).url, timeout_s=5.0) as api:
+        while not api.forget(model, plan.limits.ranks, prompt):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_STORED_POLL_S)
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from deploy.errors import StackUnhealthy, UsageError
@@ -14,23 +14,25 @@ from deploy.planning.memory import ANSWER_TOKENS
 from deploy.planning.pairs import named_pairs
 from deploy.runtime.engine_api import ApiError
 from deploy.runtime.home import Home
+from deploy.stack.lmcache_server import HEARTBEAT_S
+from deploy.stack.service import Service
 from deploy.verify.diagnosis import diagnose
 from deploy.verify.diagnosis.engine_causes import rows_apart
 from deploy.verify.findings import failures
 from deploy.verify.report import CheckReport
 from deploy.workflows.check.aggregated import check_alike, check_shared_turns, check_spread
-from deploy.workflows.check.answering import require_answers
 from deploy.workflows.check.canaries import Aviary
 from deploy.workflows.check.keys import CheckKeys, guarded
 from deploy.workflows.check.probes import (
+    LEFT_OUT,
     check_decode_reuse,
     check_own_prompt,
     check_pair,
+    check_second_tier,
     lengths,
     measure_noise,
 )
 from deploy.workflows.check.routed import check_burst, check_router, check_turns
-from deploy.workflows.check.second_tier import LEFT_OUT, check_second_tier
 from deploy.workflows.check.session import Session
 from deploy.workflows.evidence import (
     LAYERWISE_TAGS,
@@ -43,9 +45,17 @@ from deploy.workflows.evidence import (
     tags_are_kept,
 )
 from deploy.workflows.prepare import Report
-from deploy.workflows.running import RunningStack, kv_server_page, require_running, require_stack
+from deploy.workflows.running import (
+    RunningStack,
+    kv_server_page,
+    require_running,
+    require_stack,
+    store_of,
+)
 
 _DYING_S = 5.0
+_ANSWER_WITHIN_S, _ANSWER_POLL_S = 10.0, 0.1
+_RENEWALS = 5
 _ALL_PAIRS = ("*:*",)
 _UNTAGGED = (
     f"warning: not every engine has fix {LAYERWISE_TAGS} applied, without which layerwise KV has "
@@ -327,3 +337,58 @@ def _probe(
     if plan.kv_server:
         check_second_tier(session)
     check_burst(session)
+
+
+def require_answers(running: RunningStack) -> None:
+    """Check that all that serve requests answer; the router may need time to notice a return.
+
+    Raises:
+        StackUnhealthy: naming those that do not.
+    """
+    deadline = time.monotonic() + _ANSWER_WITHIN_S
+    watching = running.stack.monitoring
+    silent = [service for service in running.stack.every if service not in watching]
+    while silent := [service for service in silent if not _answers(running, service)]:
+        if time.monotonic() > deadline:
+            names = [service.name for service in silent]
+            raise StackUnhealthy(
+                f"not answering: {', '.join(names)}", hint=running.hint_on(silent[0])
+            )
+        time.sleep(_ANSWER_POLL_S)
+
+
+def _answers(running: RunningStack, service: Service) -> bool:
+    """Tell whether a service answers; an error of Redis is an answer, which the check reports."""
+    if running.is_ready(service):
+        return True
+    if service.role != "redis":
+        return False
+    with store_of(running) as store:
+        return store.refusal() is not None
+
+
+def renew_store_connections(home: Home, running: RunningStack) -> None:
+    """Send throw-away prompts until engines that outlived their Redis use the new one.
+
+    An engine notices a dead connection by the request that fails on it. Where another host has the
+    router, it is left to find it by itself.
+
+    Raises:
+        StackUnhealthy: the stack stopped answering.
+    """
+    if not running.stack.has_front:
+        return
+    # An engine that lost LMCache's server comes back to it with a ping.
+    pause_s = HEARTBEAT_S if running.prepared.plan.kv_server else 0
+    with open_session(home, running, lambda _: None) as session:
+        for attempt, length in enumerate(lengths(session)[:1] * _RENEWALS):
+            time.sleep(pause_s if attempt else 0)
+            prompt, tag = session.fresh(length), session.keys.new_tag()
+            found = 0
+            for name in session.engines:
+                with suppress(ApiError):
+                    cached = session.ask(name, prompt, tag=tag).cached_tokens
+                    found += name in session.consumers and cached > 0
+            if found == len(session.consumers):
+                break
+        session.keys.remove(session.store)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from deploy.metrics.engine import CacheCounters, caches_prefixes
@@ -22,9 +23,46 @@ from deploy.verify.equivalence import Completion
 from deploy.verify.findings import Findings
 from deploy.verify.hits import Counted
 from deploy.workflows.check.keys import CheckKeys
-from deploy.workflows.check.reading import CheckReading
 from deploy.workflows.prepare import Report
 from deploy.workflows.running import RunningStack, store_of
+
+
+@dataclass(frozen=True)
+class CheckReading:
+    """What engines have counted at one time, and what the check has sent them.
+
+    Attributes:
+        finished, sent: requests, to producers and consumers.
+        sent_tokens: of prompts sent to consumers, by the router too, answered or not.
+        tokens: the consumers' own counters, added up.
+    """
+
+    finished: int
+    sent: int
+    sent_tokens: int
+    tokens: CacheCounters
+
+    def since(self, earlier: CheckReading) -> Counted:
+        """Return the consumers' counts since then, and the requests of other clients among them.
+
+        A request that is not done, or whose client left, never counts as finished. But an engine
+        counts a prompt's tokens in the moment in which it counts its hits, at its admission: each
+        is one that it held itself, or one that it asked the store for. A request that is admitted
+        again, after it was preempted, counts as neither. So more tokens than were sent are others'.
+        """
+        grown = self.tokens.since(earlier.tokens)
+        strange = grown.prompt_tokens > self.sent_tokens - earlier.sent_tokens
+        return Counted(
+            grown.external_queries,
+            grown.external_hits,
+            grown.local_hits,
+            max(int(strange), self.ahead(earlier)),
+        )
+
+    def ahead(self, earlier: CheckReading) -> int:
+        """Return the requests of other clients that were finished since then."""
+        return self.finished - earlier.finished - (self.sent - earlier.sent)
+
 
 # For one answer of 16 tokens to a prompt of 4⅓ chunks, or a metrics page. A whole check of the tiny
 # model takes 8 s on two busy cores; the rest is for real models on CPUs, and for other clients'

@@ -21,7 +21,7 @@ from deploy.benchmark.sweep import (
     BEST_FILE,
     Sweep,
     SweepRun,
-    judge,
+    judged,
     rounds_for,
     starting_rate,
     write_sweep,
@@ -77,7 +77,7 @@ def run_sweep(
             if options.within and not sweep.left and sweep.rounds == LEAST_REPEATS:
                 sweep = sweep.model_copy(update={"rounds": rounds_for(sweep, options.within)})
             write_sweep(folder, sweep)
-        sweep = sweep.model_copy(update={"verdict": judge(sweep)})
+        sweep = judged(sweep)
         write_sweep(folder, sweep)
     return sweep
 

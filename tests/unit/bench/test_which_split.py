@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.which_split import section
 from deploy.benchmark.results import write_result
-from deploy.benchmark.sweep import judge, write_sweep
+from deploy.benchmark.sweep import judged, write_sweep
 from tests.unit.benchmark.samples import result
 from tests.unit.benchmark.test_sweep import run, sweep, times
 
@@ -16,7 +16,7 @@ def test_a_sweep_has_its_command_machine_rates_and_verdict(tmp_path: Path) -> No
     first = found.runs[0].model_copy(update={"folder": "one"})
     runs = [first, *found.runs[1:], run("2p2d", 0, None, "it exited")]
     found = found.model_copy(update={"runs": runs})
-    write_sweep(tmp_path, found.model_copy(update={"verdict": judge(found)}))
+    write_sweep(tmp_path, judged(found))
     (tmp_path / "one").mkdir()
     write_result(tmp_path / "one", result())
     lines = section(tmp_path).splitlines()

@@ -24,8 +24,8 @@ def run(factor: float = 1.0, rate: float = 2.0, count: int = 6, **changed: objec
 
 
 def ttft(comparison: Comparison) -> MetricRow:
-    rows = next(iter(comparison.points.values()))
-    return next(row for row in rows if row.metric.name == "TTFT p50")
+    rows = comparison.points[0].metrics
+    return next(row for row in rows if row.metric == "TTFT p50")
 
 
 class TestWhatIsCompared:
@@ -40,8 +40,8 @@ class TestWhatIsCompared:
     def test_a_higher_rate_is_better(self) -> None:
         faster = result(repeats=[repeat(index, goodput_per_s=3.0) for index in range(5)])
         slower = result(repeats=[repeat(index) for index in range(5)])
-        rows = next(iter(compare(slower, faster).points.values()))
-        assert {row.metric.name: row.verdict for row in rows}["goodput"] == "better"
+        rows = compare(slower, faster).points[0].metrics
+        assert {row.metric: row.verdict for row in rows}["goodput"] == "better"
 
     def test_like_runs_do_not_differ(self) -> None:
         assert ttft(compare(run(), run(1.005))).verdict == "no significant difference"
@@ -51,8 +51,8 @@ class TestWhatIsCompared:
 
     def test_a_goodput_of_zero_has_no_ratio(self) -> None:
         nothing = result(repeats=[repeat(index, goodput_per_s=0.0) for index in range(5)])
-        rows = next(iter(compare(nothing, run()).points.values()))
-        assert next(row for row in rows if row.metric.name == "goodput").ratio is None
+        rows = compare(nothing, run()).points[0].metrics
+        assert next(row for row in rows if row.metric == "goodput").ratio is None
 
     def test_an_error_names_a_few_of_many_loads(self) -> None:
         searched = result(repeats=[repeat(at, rate=10.0 + at) for at in range(9)])
@@ -62,7 +62,9 @@ class TestWhatIsCompared:
     def test_only_common_loads_are_compared(self) -> None:
         both = run().repeats
         more = [*both, *run(rate=4.0).repeats]
-        assert list(compare(result(repeats=more), run()).points) == ["2 requests/s offered"]
+        assert [one.load for one in compare(result(repeats=more), run()).points] == [
+            "2 requests/s offered"
+        ]
         with pytest.raises(UsageError, match=r"no load in common: 2 .* 4 ") as found:
             compare(run(), run(rate=4.0))
         assert "--rate" in found.value.hint
@@ -99,15 +101,15 @@ class TestUnlikeRuns:
         found = compare(run(), run(machine=busy, stack=stack))
         assert not found.unlike
         assert any("A 2 and B 3" in note for note in found.notes)
-        (rows,) = found.points.values()
-        ratios = {row.metric.name: row.ratio.value for row in rows if row.ratio}
+        (rows,) = [one.metrics for one in found.points]
+        ratios = {row.metric: row.ratio.value for row in rows if row.ratio}
         assert ratios["requests"] == 1.0
         assert ratios["requests per engine"] == pytest.approx(2 / 3)
         assert "TTFT p50 per engine" not in ratios
 
     def test_rates_of_equal_stacks_are_not_divided(self) -> None:
-        (rows,) = compare(run(), run()).points.values()
-        assert not [row.metric.name for row in rows if " per " in row.metric.name]
+        (rows,) = [one.metrics for one in compare(run(), run()).points]
+        assert not [row.metric for row in rows if " per " in row.metric]
 
     def test_more_gpus_of_the_same_kind_are_no_other_machine(self) -> None:
         machine = run().model_dump()["machine"]

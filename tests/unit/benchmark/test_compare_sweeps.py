@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from deploy.benchmark.compare_sweeps import SweepComparison, compare_sweeps
-from deploy.benchmark.sweep import Sweep, judge
+from deploy.benchmark.compare_sweeps import ComparedSweeps, compare_sweeps
+from deploy.benchmark.sweep import Sweep, judged
 from deploy.errors import UsageError
 from deploy.output.bench_view import sweeps_view
 from tests.unit.benchmark.samples import result
@@ -19,13 +19,13 @@ def done(rates: dict[str, Sequence[float | None]], **changed: object) -> Sweep:
     one = result()
     said = {name: getattr(one, name) for name in ("model", "workload", "machine", "versions")}
     found = sweep(rates, **{**said, "seed": 0, "slo_share": 0.9, **changed})
-    return found.model_copy(update={"verdict": judge(found)})
+    return judged(found)
 
 
 FIRST = done({"2a": times(10), "1p1d": times(8)})
 
 
-def verdicts(found: SweepComparison) -> dict[str, str]:
+def verdicts(found: ComparedSweeps) -> dict[str, str]:
     return {one.topology: one.verdict for one in found.topologies}
 
 

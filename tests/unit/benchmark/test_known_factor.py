@@ -36,8 +36,8 @@ def one_repeat(stage: Stage, index: int) -> Repeat:
 
 
 def rows(first: Result, second: Result) -> dict[str, MetricRow]:
-    (found,) = compare(first, second).points.values()
-    return {row.metric.name: row for row in found}
+    (found,) = [one.metrics for one in compare(first, second).points]
+    return {row.metric: row for row in found}
 
 
 def test_the_factor_is_in_the_interval(stage: Stage) -> None:

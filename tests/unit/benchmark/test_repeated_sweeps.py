@@ -16,7 +16,7 @@ import pytest
 
 from deploy.benchmark.results import RequestRecord, Slo
 from deploy.benchmark.slo import RateFinder
-from deploy.benchmark.sweep import Sweep, SweepRun, judge, starting_rate
+from deploy.benchmark.sweep import Sweep, SweepRun, judged, starting_rate
 
 LONG = bool(os.environ.get("PDKIT_LONG_STATISTICS"))
 SWEEPS = 1000
@@ -54,7 +54,7 @@ class Simulated:
                 topology=name, round=number, folder=None, seconds=1.0, rate=self._held(name, start)
             )
             sweep = sweep.model_copy(update={"runs": [*sweep.runs, run]})
-        return sweep.model_copy(update={"verdict": judge(sweep)})
+        return judged(sweep)
 
     def _held(self, name: str, start: float) -> float | None:
         can = self.rates[name] * self._noise(self.start_noise)

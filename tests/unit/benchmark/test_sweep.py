@@ -11,13 +11,14 @@ from deploy.benchmark.candidates import named, winning_spec
 from deploy.benchmark.sweep import (
     Sweep,
     SweepRun,
-    SweepVerdict,
     judge,
+    judged,
     read_sweep,
     rounds_for,
     rows,
     write_sweep,
 )
+from deploy.benchmark.verdict import BenchVerdict
 from deploy.errors import UsageError
 
 NOISE = (1.0, 1.03, 0.98, 1.01, 0.99, 1.02)
@@ -51,7 +52,7 @@ def times(rate: float, rounds: int = 5) -> list[float]:
     return [rate * noise for noise in NOISE[:rounds]]
 
 
-def verdict(**rates: Sequence[float | None]) -> SweepVerdict:
+def verdict(**rates: Sequence[float | None]) -> BenchVerdict:
     return judge(sweep({name.removeprefix("t"): found for name, found in rates.items()}))
 
 
@@ -128,7 +129,7 @@ def test_the_order_of_every_other_round_is_reversed() -> None:
 
 def test_a_sweep_is_read_as_it_was_written(tmp_path: Path) -> None:
     one = sweep({"4a": times(10), "1p3d": times(9)})
-    one = one.model_copy(update={"verdict": judge(one)})
+    one = judged(one)
     write_sweep(tmp_path, one)
     assert read_sweep(tmp_path) == one
 

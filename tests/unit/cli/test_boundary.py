@@ -222,7 +222,7 @@ class TestImages:
         assert {row["name"] for row in rows if row["default"]} == {"cuda", "rocm", "cpu"}
         assert set(rows[0]) == {
             "name", "image", "vendor", "default", "vllm", "lmcache", "verdict", "here", "size_mib",
-            "how", "pinned", "age_days", "note", "advisories",
+            "how", "pinned", "age_days", "note",
         }  # fmt: skip
         assert not any(row["here"] for row in rows)
 

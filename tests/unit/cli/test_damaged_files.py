@@ -14,8 +14,7 @@ import pytest
 
 from deploy.runtime.home import Home
 from deploy.runtime.state import ServiceRecord, boot_id
-from deploy.workflows.history import following, new_state
-from deploy.workflows.saved_state import write_state
+from deploy.workflows.saved_state import following, new_state, write_state
 from tests.conftest import Ended
 from tests.ports import free_row
 

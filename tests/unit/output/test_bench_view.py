@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from deploy.benchmark.sweep import judge
+from deploy.benchmark.sweep import judged
 from deploy.output.bench_view import bench_view, dry_run_view, sweep_view
 from tests.unit.benchmark.samples import repeat, result
 from tests.unit.benchmark.test_break_even import PATH, measured
@@ -185,7 +185,7 @@ def test_a_dry_run_lists_the_runs_and_their_time() -> None:
 def test_the_best_comes_first_and_a_failure_has_its_reason() -> None:
     found = sweep({"4a": times(10), "1p3d": times(14)[::-1], "2p2d": []})
     found = found.model_copy(update={"runs": [*found.runs, run("2p2d", 0, None, "it exited")]})
-    found = found.model_copy(update={"verdict": judge(found)})
+    found = judged(found)
     lines = sweep_view(found, Path("/r"), Path("/r/best.yaml"), "/r/report.html").splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["1p3d", "4a", "2p2d"]
     assert "2p2d: it exited" in lines

@@ -18,7 +18,6 @@ from deploy.output.check_view import check_view
 from deploy.output.plan_view import plan_data, plan_view
 from deploy.output.views import images_view, settings_view, status_view, swap_view
 from deploy.planning.inventory import Inventory
-from deploy.runtime.advisories import Advisory
 from deploy.verify.hits import Hits, PairResult, Phase
 from deploy.verify.items import Failure
 from deploy.verify.report import CheckReport, Diagnosis, Equivalence, StoreUse
@@ -324,15 +323,6 @@ class TestImages:
         assert images_view([replace(self.ROW, note="needs a driver")]).endswith(
             "cuda: needs a driver"
         )
-
-    def test_known_vulnerabilities_only_where_they_were_asked_for(self) -> None:
-        assert "advisories" not in images_view([self.ROW])
-        known = (Advisory("GHSA-1", "vllm", "0.25.1", "0.26"), Advisory("GHSA-2", "x", "1", ""))
-        text = images_view([replace(self.ROW, advisories=known)])
-        assert text.splitlines()[2].split()[-1] == "2"
-        assert text.endswith("cuda: GHSA-1: vllm 0.25.1, fixed in 0.26\ncuda: GHSA-2: x 1")
-        unknown = images_view([replace(self.ROW, advisories=known), self.ROW])
-        assert unknown.splitlines()[3].split()[-1] == "-", "which is not none"
 
     def test_services_have_no_versions_of_vllm(self) -> None:
         service = replace(

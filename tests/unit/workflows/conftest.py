@@ -30,7 +30,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
 from deploy.tiny_model import model_folder
 from deploy.verify.store_path import Sample
-from deploy.workflows import fixes, prepare, survey, up
+from deploy.workflows import facts, fixes, prepare, up
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.facts import stated_facts
@@ -123,7 +123,7 @@ def opened(folder: Path) -> Iterator[Lab]:
         mock.patch.object(fixes, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
         mock.patch.object(home, "_TEMP", Path(temp)),
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
-        mock.patch.object(survey, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
+        mock.patch.object(facts, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
         mock.patch.object(readiness, "_POLL_S", 0.05),  # nothing here takes minutes to load
         mock.patch.object(session, "_POLL_S", 0.005),
         mock.patch.object(session, "_STORE_DEADLINE_S", 0.15),

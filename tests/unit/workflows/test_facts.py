@@ -20,16 +20,17 @@ from deploy.runtime.home import Home
 from deploy.workflows import facts as facts_module
 from deploy.workflows import images as images_module
 from deploy.workflows import running
-from deploy.workflows import survey as survey_module
 from deploy.workflows.facts import (
+    NotedSteps,
     container_user,
+    facts_here,
     runtime_here,
     stated_facts,
+    survey,
     without_held_gpus,
 )
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.software import Containers, Programs
-from deploy.workflows.survey import NotedSteps, facts_here, survey
 from deploy.workflows.user_files import hub_token
 from tests.unit.conftest import MACHINE
 from tests.unit.stack.cases import machine_with
@@ -174,12 +175,12 @@ class TestHere:
             kinds = ("nvidia",) if info else ()
             return replace(machine_with("cuda", 0, 1), container_gpus=kinds)
 
-        monkeypatch.setattr(survey_module, "detect_inventory", detect)
-        monkeypatch.setattr(survey_module, "require_compose", lambda: (2, 26, 1))
-        monkeypatch.setattr(survey_module, "docker_info", lambda: {"SecurityOptions": []})
+        monkeypatch.setattr(facts_module, "detect_inventory", detect)
+        monkeypatch.setattr(facts_module, "require_compose", lambda: (2, 26, 1))
+        monkeypatch.setattr(facts_module, "docker_info", lambda: {"SecurityOptions": []})
         monkeypatch.setattr(images_module, "found_images", lambda images: images.by_name)
-        monkeypatch.setattr(survey_module, "found_programs", lambda *_: Programs("py", "redis"))
-        monkeypatch.setattr(survey_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
+        monkeypatch.setattr(facts_module, "found_programs", lambda *_: Programs("py", "redis"))
+        monkeypatch.setattr(facts_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
 
     def test_facts_of_containers_are_found(self, spec: Make, home: Home) -> None:
         found = facts_here(spec(), home, lambda _: None)
@@ -228,7 +229,7 @@ class TestHere:
         def refuse() -> None:
             raise DockerUnavailable("no Docker engine answers", hint="start it")
 
-        monkeypatch.setattr(survey_module, "require_compose", refuse)
+        monkeypatch.setattr(facts_module, "require_compose", refuse)
         with pytest.raises(DockerUnavailable):
             facts_here(spec(runtime="compose"), home, lambda _: None)
 
@@ -236,7 +237,7 @@ class TestHere:
     def test_gpus_that_are_not_there_come_before_what_would_run_on_them(
         self, spec: Make, home: Home, monkeypatch: pytest.MonkeyPatch, runtime: str
     ) -> None:
-        monkeypatch.setattr(survey_module, "found_programs", lambda *_: pytest.fail("looked"))
+        monkeypatch.setattr(facts_module, "found_programs", lambda *_: pytest.fail("looked"))
         monkeypatch.setattr(images_module, "found_images", lambda _: pytest.fail("looked"))
         with pytest.raises(MissingGpus, match="2 GPUs needed for --vendor rocm, none found"):
             facts_here(spec(runtime=runtime, vendor="rocm"), home, lambda _: None)
@@ -265,7 +266,7 @@ class TestHere:
         def refuse() -> None:
             raise DockerUnavailable("docker info failed", hint="restart it")
 
-        monkeypatch.setattr(survey_module, "docker_info", refuse)
+        monkeypatch.setattr(facts_module, "docker_info", refuse)
         found = survey(spec(), home, NotedSteps(), lambda _: None)
         assert found.facts.runtime == "compose", "as `up` would have it, which ends here"
         assert found.docker is not None and found.docker.trouble == "docker info failed"
@@ -388,9 +389,9 @@ class TestNeither:
         def without_engines(*_: object) -> None:
             raise MissingTool("the engines' interpreter py lacks vllm", hint="set engine.python")
 
-        monkeypatch.setattr(survey_module, "detect_inventory", lambda _: MACHINE)
-        monkeypatch.setattr(survey_module, "require_compose", without_docker)
-        monkeypatch.setattr(survey_module, "found_programs", without_engines)
+        monkeypatch.setattr(facts_module, "detect_inventory", lambda _: MACHINE)
+        monkeypatch.setattr(facts_module, "require_compose", without_docker)
+        monkeypatch.setattr(facts_module, "found_programs", without_engines)
 
     @pytest.mark.usefixtures("lacking")
     def test_auto_names_docker_first(self, spec: Make, tmp_path: Path) -> None:
@@ -438,9 +439,9 @@ class TestDoctor:
         said: tuple[str, str],
     ) -> None:
         vendor, trouble = said
-        monkeypatch.setattr(survey_module, "detect_inventory", lambda _: machine)
-        monkeypatch.setattr(survey_module, "found_programs", lambda *_: Programs("py", "redis"))
-        monkeypatch.setattr(survey_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
+        monkeypatch.setattr(facts_module, "detect_inventory", lambda _: machine)
+        monkeypatch.setattr(facts_module, "found_programs", lambda *_: Programs("py", "redis"))
+        monkeypatch.setattr(facts_module, "engine_versions", lambda _: ("0.32.0", "0.5.6"))
         steps, lines = NotedSteps(), list[str]()
         home = Home(tmp_path / "state", tmp_path / "cache")
         found = survey(spec(runtime="process", **fields), home, steps, lines.append)

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from deploy.errors import StateError
-from deploy.workflows.history import (
+from deploy.workflows.prepare import Prepared, engine_image
+from deploy.workflows.saved_state import (
+    StackState,
     following,
     last_good,
     new_state,
@@ -16,8 +18,6 @@ from deploy.workflows.history import (
     with_failure,
     with_outcome,
 )
-from deploy.workflows.prepare import Prepared, engine_image
-from deploy.workflows.saved_state import StackState
 
 Make = Callable[..., Prepared]
 

@@ -13,7 +13,7 @@ from deploy.config.spec import StackSpec
 from deploy.errors import ModelChanged
 from deploy.runtime.home import Home
 from deploy.stack.kv_identity import hash_seed
-from deploy.workflows import same_plan
+from deploy.workflows import up
 from deploy.workflows.facts import stated_facts
 from deploy.workflows.hub import described_model
 from deploy.workflows.model_files import require_same_model
@@ -201,10 +201,10 @@ class TestTheUsersRevision:
 def test_a_download_makes_no_other_stack_of_a_running_one() -> None:
     """Whatever was known first: the commit by the hub, or nothing at all."""
     planned, unknown = (Model("o/n", "o/n", "hub", None, None, text) for text in (COMMIT, ""))
-    assert not same_plan._other_files(planned, planned)
-    assert not same_plan._other_files(unknown, planned)
-    assert not same_plan._other_files(planned, unknown)
-    assert same_plan._other_files(Model("o/n", "o/n", "hub", None, None, "f" * 40), planned)
+    assert not up._other_files(planned, planned)
+    assert not up._other_files(unknown, planned)
+    assert not up._other_files(planned, unknown)
+    assert up._other_files(Model("o/n", "o/n", "hub", None, None, "f" * 40), planned)
 
 
 WEIGHTS = "model.safetensors"

@@ -26,9 +26,9 @@ from deploy.workflows.images import (
     obtain_images,
 )
 from deploy.workflows.prepare import Facts, Prepared, prepare
-from deploy.workflows.same_plan import _same_software
 from deploy.workflows.software import Containers
 from deploy.workflows.stack_images import refuse_bad_pair, stack_images
+from deploy.workflows.up import _same_software
 from tests.unit.conftest import HOME
 
 Make = Callable[..., StackSpec]
@@ -578,20 +578,3 @@ class TestCatalogue:
         (base,) = pull_images(("cuda",), report=lambda _: None)
         assert base.startswith("vllm/vllm-openai:"), "of what is built here, its base"
         assert base.endswith(f"@{load_catalog().engines['cuda'].digest}")
-
-
-def test_advisories_are_of_what_an_image_gets(tmp_path: Path, docker: Docker) -> None:
-    def known(name: str) -> dict[str, Any]:
-        versions = {"package": {"ecosystem": "PyPI", "name": name}}
-        ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}]}]
-        return {"id": f"of {name}", "affected": [{**versions, "ranges": ranges}]}
-
-    file = tmp_path / "known.json"
-    file.write_text(json.dumps([known(name) for name in ("vllm", "torch", "httptools", "numpy")]))
-    rows = {row.name: row for row in image_rows(TODAY, file)}
-    ids = {name: [one.id for one in row.advisories or ()] for name, row in rows.items()}
-    assert ids["cuda"] == ["of torch", "of vllm"]
-    assert ids["cpu"] == ["of httptools", "of numpy", "of torch", "of vllm"]
-    assert ids["router"] == ["of httptools"]
-    assert rows["redis"].advisories is None, "nobody knows what is in it"
-    assert image_rows(TODAY)[0].advisories is None

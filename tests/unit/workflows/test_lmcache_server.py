@@ -21,7 +21,7 @@ from deploy.output.watch_view import watch_view
 from deploy.runtime.process import launcher as launcher_module
 from deploy.workflows import evidence
 from deploy.workflows.bench import BenchOptions, bench_stack
-from deploy.workflows.check import CheckOptions, check_stack, renewal, run, second_tier
+from deploy.workflows.check import CheckOptions, check_stack, probes, run
 from deploy.workflows.check.session import Session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import DrainOptions
@@ -48,7 +48,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def _engines_find_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewal, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(run, "HEARTBEAT_S", 0.0)
 
 
 def kill(lab: Lab, service: str) -> None:
@@ -88,7 +88,7 @@ def test_a_check_passes_and_names_what_it_left_out(shared: Lab) -> None:
 def test_kv_that_redis_does_not_get_is_named(
     shared: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(second_tier, "_STORED_WITHIN_S", 0.1)
+    monkeypatch.setattr(probes, "_STORED_WITHIN_S", 0.1)
     shared.faults.write_text("redis:lags")
     try:
         report = check_stack(shared.home, "pdkit", shared.lines.append)
@@ -104,7 +104,7 @@ def test_kv_that_redis_does_not_get_is_named(
 def test_a_redis_that_dies_behind_the_server_is_the_cause(
     shared: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(second_tier, "_STORED_WITHIN_S", 0.1)
+    monkeypatch.setattr(probes, "_STORED_WITHIN_S", 0.1)
     real = run.check_second_tier
 
     def interrupted(session: Session) -> None:

@@ -26,12 +26,12 @@ from deploy.runtime.url_store import UrlStore
 from deploy.workflows import swap, user_redis
 from deploy.workflows.check import check_stack
 from deploy.workflows.down import remaining_keys, stop_stack
+from deploy.workflows.facts import facts_here
 from deploy.workflows.logs import chosen_services, log_source
 from deploy.workflows.prepare import Facts, Prepared
 from deploy.workflows.running import require_stack
 from deploy.workflows.software import Containers
 from deploy.workflows.status import stack_status
-from deploy.workflows.survey import facts_here
 from deploy.workflows.swap import SwapTo, roll_back, swap_stack
 from deploy.workflows.user_redis import redis_url
 from tests.ports import unused_port

@@ -9,7 +9,7 @@ import pytest
 from deploy.errors import StackUnhealthy
 from deploy.planning.memory import ANSWER_TOKENS
 from deploy.runtime.engine_api import ApiError, EngineApi
-from deploy.workflows.check import renew_store_connections, renewal
+from deploy.workflows.check import renew_store_connections, run
 from deploy.workflows.running import RunningStack, require_stack, store_of
 from tests.unit.workflows.conftest import SMALL, Lab
 
@@ -49,7 +49,7 @@ def test_those_that_never_find_it_end_it(
 ) -> None:
     with_faults("producer:stores-nothing")
     renew_store_connections(served.home, running)
-    assert len(asked) == 3 * renewal._RENEWALS
+    assert len(asked) == 3 * run._RENEWALS
 
 
 @pytest.mark.parametrize("more", [0, ANSWER_TOKENS - 1, ANSWER_TOKENS])

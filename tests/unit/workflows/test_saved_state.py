@@ -15,14 +15,16 @@ from deploy.config.kinds import Kind
 from deploy.errors import StateError
 from deploy.runtime.home import Home
 from deploy.runtime.state import ServiceRecord, read_state_file
-from deploy.workflows.history import following, new_state, with_failure
 from deploy.workflows.prepare import Prepared
 from deploy.workflows.running import find_stack
 from deploy.workflows.saved_state import (
     StackState,
+    following,
+    new_state,
     restored_facts,
     restored_model,
     restored_state,
+    with_failure,
     write_state,
 )
 from tests.unit.stack.cases import FOLDER_MODEL

@@ -21,9 +21,8 @@ from deploy.verify.store_path import Sample
 from deploy.workflows.check import session as module
 from deploy.workflows.check.keys import CheckKeys
 from deploy.workflows.check.probes import compare_beginnings
-from deploy.workflows.check.reading import CheckReading
 from deploy.workflows.check.routed import check_burst, check_router, check_turns
-from deploy.workflows.check.session import ANSWER_TIMEOUT_S, USERS, Session
+from deploy.workflows.check.session import ANSWER_TIMEOUT_S, USERS, CheckReading, Session
 
 CHUNK = 256
 EARLIER = CheckReading(10, 10, 5000, CacheCounters(5000, 4000, 5000, 0))

@@ -37,13 +37,13 @@ from deploy.workflows import plan_swap, swap
 from deploy.workflows.check import require_answers
 from deploy.workflows.down import stop_stack
 from deploy.workflows.drain import engine_views
+from deploy.workflows.facts import facts_here
 from deploy.workflows.plan_swap import PlanSwap
 from deploy.workflows.prepare import Facts, prepare
 from deploy.workflows.running import require_stack
 from deploy.workflows.saved_state import write_state
 from deploy.workflows.software import Programs
 from deploy.workflows.status import StackStatus, stack_status
-from deploy.workflows.survey import facts_here
 from deploy.workflows.swap import SwapResult, SwapTo, roll_back, swap_stack
 from tests.unit.conftest import SOUND_HOST
 from tests.unit.stack.cases import machine_with

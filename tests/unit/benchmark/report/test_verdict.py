@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.benchmark.report.verdict import stack_names, verdict
+from deploy.benchmark.report.verdict import note, stack_names, verdict
 from deploy.benchmark.results import Result
 from tests.unit.benchmark.samples import repeat, result
 
@@ -39,24 +39,33 @@ class TestVerdict:
     def test_a_slower_split_is_not_recommended(self) -> None:
         found = verdict([run("4a", 2.0), run("1p3d", 1.4), run("2p2d", 1.2)])
         assert found.kind == "do not"
-        assert found.sentence.startswith("Do not disaggregate this workload here: 1p3d")
-        assert "0.70 times" in found.sentence
+        assert found.sentence.startswith("Do not disaggregate this workload here: 4a holds 1.43")
+        assert found.winner == "4a"
+        assert found.ratio is not None
+        assert round(found.ratio.value, 2) == 0.7
 
     def test_equal_rates_are_no_significant_difference(self) -> None:
         found = verdict([run("4a", 2.0), run("1p3d", 2.01)])
         assert found.kind == "no difference"
-        assert found.sentence.startswith("No significant difference in this many runs: 1p3d holds")
+        assert found.sentence.startswith(
+            "No significant difference between 1p3d and 4a in 6 repeats: 1p3d holds"
+        )
+
+    def test_the_interval_alone_decides_on_a_small_margin(self) -> None:
+        found = verdict([run("4a", 2.0), run("1p3d", 2.16)])
+        assert found.kind == "disaggregate"
+        assert found.sentence.startswith("1p3d holds 1.08 times (1.0")
 
     def test_too_few_repeats_have_no_verdict(self) -> None:
         found = verdict([run("2a", 2.0, count=3), run("1p1d", 4.0, count=3)])
         assert found.kind == "cannot tell"
-        assert "an interval needs at least 5" in found.sentence
+        assert "both ran 3 times, and an interval needs 5" in found.sentence
 
     def test_stacks_of_unequal_size_are_compared_per_engine(self) -> None:
         found = verdict([run("2a", 2.0), run("1p2d", 2.1)])
         assert found.kind == "do not"
-        assert "0.70 times" in found.sentence
-        assert "for each engine" in found.sentence
+        assert "2a holds 1.43 times" in found.sentence
+        assert "the rate per engine of 1p2d" in found.sentence
 
     def test_unlike_runs_have_no_verdict(self) -> None:
         found = verdict([run("2a", 2.0), run("1p1d", 4.0, seed=1)])
@@ -77,7 +86,9 @@ class TestVerdict:
     def test_a_stack_that_answers_nothing_in_time_loses(
         self, split: float, baseline: float, kind: str
     ) -> None:
-        assert verdict([run("1p1d", split), run("2a", baseline)]).kind == kind
+        found = verdict([run("1p1d", split), run("2a", baseline)])
+        assert found.kind == kind
+        assert found.sentence.startswith("Do not disaggregate") is (kind == "do not")
 
     def test_runs_of_the_same_stack_count_together(self) -> None:
         three = [run("2a", 2.0, count=3), run("1p1d", 3.0, count=3)]
@@ -103,13 +114,14 @@ class TestVerdict:
             }  # fmt: skip
             return run(topology, 1.0, rate_search=search)
 
-        found = verdict([searched("2a", 2.0), searched("1p1d", 3.0)])
+        two = [searched("2a", 2.0), searched("1p1d", 3.0)]
+        found = verdict(two)
         assert found.kind == "disaggregate"
         assert "1.50 times" in found.sentence
         assert "for 90 % of requests" in found.sentence
-        assert "too narrow" in found.note
+        assert "too narrow" in note(two, found)
         fives = [searched(name, rate * one) for one in NOISE[:5] for name, rate in RATES]
-        assert verdict(fives).note == ""
+        assert note(fives, verdict(fives)) == ""
         assert "1.50 times" in verdict(fives).sentence
         # The goodput of one beside the highest rate of the other would be no ratio.
         mixed = verdict([run("2a", 1.0), searched("1p1d", 3.0)])

@@ -1,16 +1,17 @@
-"""The data of `plan` and `render`."""
+"""What `plan --json` and `render --json` print."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from typing_extensions import TypedDict
 
 from deploy.planning.connector import ConnectorChoice
 from deploy.planning.inventory import Inventory
 
 
-class PlannedModel(TypedDict):
+@dataclass(frozen=True)
+class PlannedModel:
     """The model.
 
     Attributes:
@@ -24,14 +25,16 @@ class PlannedModel(TypedDict):
     source: str
 
 
-class RouterAddress(TypedDict):
+@dataclass(frozen=True)
+class RouterAddress:
     """Where the router listens."""
 
     host: str
     port: int
 
 
-class Front(TypedDict):
+@dataclass(frozen=True)
+class Front:
     """The address for clients.
 
     Attributes:
@@ -45,7 +48,8 @@ class Front(TypedDict):
     keyed: bool
 
 
-class PlannedRedis(TypedDict):
+@dataclass(frozen=True)
+class PlannedRedis:
     """The store.
 
     Attributes:
@@ -62,7 +66,8 @@ class PlannedRedis(TypedDict):
     tokens: int | None
 
 
-class PlannedServer(TypedDict):
+@dataclass(frozen=True)
+class PlannedServer:
     """LMCache's server.
 
     Attributes:
@@ -78,14 +83,16 @@ class PlannedServer(TypedDict):
     shared_memory_mib: int
 
 
-class Staging(TypedDict):
+@dataclass(frozen=True)
+class Staging:
     """Host memory through which KV passes."""
 
     bytes_per_rank: int
     ranks: int
 
 
-class Deadlines(TypedDict):
+@dataclass(frozen=True)
+class Deadlines:
     """Seconds after which a call to Redis counts as failed."""
 
     lookup_s: float
@@ -94,7 +101,8 @@ class Deadlines(TypedDict):
     silent_s: float
 
 
-class PlannedEngine(TypedDict):
+@dataclass(frozen=True)
+class PlannedEngine:
     """One engine.
 
     Attributes:
@@ -104,12 +112,13 @@ class PlannedEngine(TypedDict):
     name: str
     role: str
     port: int
-    devices: list[int]
+    devices: Sequence[int]
     cpu_threads: int | None
     memory_mib: int
 
 
-class RemoteEngine(TypedDict):
+@dataclass(frozen=True)
+class RemoteEngine:
     """An engine of another host, which this host's router uses."""
 
     name: str
@@ -117,7 +126,8 @@ class RemoteEngine(TypedDict):
     url: str
 
 
-class Plan(TypedDict):
+@dataclass(frozen=True)
+class Plan:
     """What would run where.
 
     Attributes:
@@ -160,13 +170,14 @@ class Plan(TypedDict):
     memory_mib: int
     layerwise: bool
     save_decode_cache: bool
-    engines: list[PlannedEngine]
-    remote_engines: list[RemoteEngine]
-    notes: list[str]
+    engines: Sequence[PlannedEngine]
+    remote_engines: Sequence[RemoteEngine]
+    notes: Sequence[str]
     inventory: Inventory
 
 
-class RenderedFiles(TypedDict):
+@dataclass(frozen=True)
+class RenderedFiles:
     """`deploy render -o`.
 
     Attributes:
@@ -174,7 +185,7 @@ class RenderedFiles(TypedDict):
         start: the command that starts them.
     """
 
-    files: list[str]
+    files: Sequence[str]
     start: str
 
 
