@@ -16,6 +16,7 @@ from deploy.errors import ConfigError, MissingModel
 from deploy.runtime.home import Home
 from deploy.runtime.hub import HubConfig, HubError, fetch_config, hub_address
 from deploy.runtime.weights import WantedModel, fetch, give_to
+from deploy.workflows.model_reading import keep_config
 from deploy.workflows.prepare import OTHER_CACHES, Prepared, Report, find_model
 from deploy.workflows.user_files import hub_token, provide_caches
 
@@ -46,7 +47,10 @@ def described_model(
         return None
     try:
         found = ask_hub(spec, model)
-        described = with_config(model, found.config, found.commit)
+        described = with_config(
+            model, found.config, found.commit, _named(spec.engine.args, "--hf-overrides")
+        )
+        keep_config(home, found.commit, found.config)
     except (HubError, ConfigError) as exc:
         if isinstance(exc, HubError) and exc.refused:
             verdict = refused(model.ref, str(exc))
@@ -76,7 +80,8 @@ def ask_about_model(
         return None, replace(asked, asked=False)
     try:
         answer = ask_hub(spec, model)
-        return with_config(model, answer.config, answer.commit), asked
+        overrides = _named(spec.engine.args, "--hf-overrides")
+        return with_config(model, answer.config, answer.commit, overrides), asked
     except HubError as exc:
         return None, replace(asked, trouble=str(exc), refused=exc.refused)
     except ConfigError as exc:

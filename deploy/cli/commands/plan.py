@@ -88,6 +88,7 @@ def _prepare(
 ) -> Prepared:
     """Return a plan to show; `auto_runtime` is what the runtime 'auto' selects."""
     from deploy.workflows.facts import stated_facts
+    from deploy.workflows.model_reading import planned_by_kept_answer
     from deploy.workflows.prepare import prepare
 
     machine = None
@@ -96,4 +97,4 @@ def _prepare(
 
         machine = read_inventory(inventory)
     facts = stated_facts(spec, machine, runtime=auto_runtime, probe=probe)
-    return prepare(spec, home, facts)
+    return planned_by_kept_answer(prepare(spec, home, facts), home)
