@@ -14,9 +14,12 @@ from typing import Any
 _WINDOWED = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
 _STATE_LAYER = re.compile(r"mamba|ssm|linear|recurrent|rwkv|conv|gdn")
 _STATE_KEYS = (
-    "attn_layer_period", "hybrid_override_pattern", "linear_attn_config", "linear_num_key_heads",
-    "mamba_d_state", "ssm_cfg", "ssm_state_size", "state_size",
+    "attn_layer_period", "conv_L_cache", "hybrid_override_pattern", "linear_attn_config",
+    "linear_num_key_heads", "mamba_d_state", "ssm_cfg", "ssm_state_size", "state_size",
 )  # fmt: skip
+# Of a weight, by a part of the name of its quantization.
+_BITS = {"fp4": 4, "fp8": 8, "w4a16": 4, "awq": 4, "bitsandbytes": 8}
+_GROUP_KEYS = ("compress_ratios",)  # DeepSeek V4: windows beside KV of several tokens in one
 # Classes of vLLM that do not read the engine's maximum length, and rotate by the usual code.
 _USUAL_CLASSES = frozenset({
     "Gemma2ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
@@ -29,6 +32,14 @@ _USUAL_TYPES = frozenset({
 })  # fmt: skip
 # Rotations whose frequencies follow from config.json alone. Not `dynamic` and not `longrope`.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+# Names of architectures that answer with no text: vectors, scores, classes, masked words. Of those
+# that end in Model, some generate.
+_NOT_TEXT = re.compile(
+    r"For(Sequence|Token|Image|Audio|Video)Classification$|For(MaskedLM|Embedding|PreTraining"
+    r"|QuestionAnswering|MultipleChoice|Reward\w*|ProcessReward\w*|CTC|Retrieval|ImageTextRetrieval)$"
+    r"|(?<!Chat)(?<!ChatGLM)(?<!LMHead)(?<!DashengLM)(?<!MossAudio)(?<!Omni)(?<!Ultravox)"
+    r"(?<!NVLM_D_)Model$"
+)
 _LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")
 
 
@@ -41,12 +52,20 @@ class Kind:
         state: the config entry by which layers keep a state instead of KV; "" if there is none.
         mla: K and V of all heads are computed from one row per token.
         fixed_positions: K and V of a position do not depend on the engine's maximum length.
+        not_text: the architecture, if it is one that generates no text or reads prompts with an
+            encoder; "" if it may generate.
+        groups: the config entry by which layers keep KV of different kinds, which vLLM never puts
+            into one group; "" if there is none.
+        weight_bits: of a quantized weight; 0 if weights have the data type, or it is not known.
     """
 
     window: int | None = None
     state: str = ""
     mla: bool = False
     fixed_positions: bool = False
+    not_text: str = ""
+    groups: str = ""
+    weight_bits: int = 0
 
 
 PLAIN = Kind()
@@ -60,7 +79,33 @@ def kind_of(config: Mapping[str, Any]) -> Kind:
         _state_of(text),
         bool(text.get("kv_lora_rank")),
         _has_fixed_positions(config),
+        _not_text(config),
+        next((key for key in _GROUP_KEYS if text.get(key)), ""),
+        _weight_bits(config.get("quantization_config") or text.get("quantization_config")),
     )
+
+
+def _weight_bits(quantization: object) -> int:
+    """Return the bits of a weight by a config's `quantization_config`; 0 if it does not say."""
+    if not isinstance(quantization, dict):
+        return 0
+    groups = quantization.get("config_groups")
+    weights = [one.get("weights") for one in groups.values()] if isinstance(groups, dict) else []
+    named = [one.get("num_bits") for one in weights if isinstance(one, dict)]
+    for bits in (quantization.get("bits"), *named):
+        if isinstance(bits, int) and not isinstance(bits, bool):
+            return bits
+    if quantization.get("load_in_4bit"):
+        return 4
+    method = f"{quantization.get('quant_method')} {quantization.get('quant_algo')}".lower()
+    return next((bits for name, bits in _BITS.items() if name in method), 0)
+
+
+def _not_text(config: Mapping[str, Any]) -> str:
+    names = list(strings(config.get("architectures")))
+    encoded = bool(config.get("is_encoder_decoder"))
+    silent = names and (encoded or all(map(_NOT_TEXT.search, names)))
+    return " or ".join(names) if silent else ""
 
 
 def _window_of_all(text: Mapping[str, Any]) -> int | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.config.kinds import PLAIN, Kind, kind_of, strings
+from deploy.config.shape import ModelShape, estimated_shape
 from deploy.config.weight_files import reads_checkpoint, weights_in
 from deploy.connector.pdkit_connector.identity.model_files import (
     WEIGHTS,
@@ -29,52 +30,6 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _GENERATES = re.compile(r"For(CausalLM|ConditionalGeneration)$|LMHeadModel$")
 _FOLDER: Changes = {"--model": "FOLDER"}
 _WHOLE = "with a folder that holds config.json and the weights"
-_HEADS = ("num_attention_heads", "n_head")
-_LAYERS = ("num_hidden_layers", "n_layer")
-# Types that vLLM runs with multi-head latent attention in every layer.
-_MLA_TYPES = frozenset({
-    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2",
-    "longcat_flash", "pangu_ultra_moe",
-})  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The numbers of a config.json that decide KV size and which splits are possible.
-
-    Attributes:
-        latent_dim: multi-head latent attention (MLA): numbers that a layer keeps per token
-            instead of K and V of every head; None for all other models.
-    """
-
-    layers: int
-    attention_heads: int
-    kv_heads: int
-    head_dim: int
-    max_positions: int | None
-    latent_dim: int | None = None
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Return the bytes of KV of one token, over all layers."""
-        a_layer = self.latent_dim or 2 * self.kv_heads * self.head_dim
-        return self.layers * a_layer * dtype_bytes
-
-    def kv_parts(self, tp: int) -> int:
-        """Return into how many parts ranks divide KV: at most one per KV head, 1 for MLA."""
-        return 1 if self.latent_dim else min(tp, self.kv_heads)
-
-    def rank_kv_bytes_per_token(self, dtype_bytes: int, tp: int) -> int:
-        """Return the bytes of KV of one token on each rank."""
-        return self.kv_bytes_per_token(dtype_bytes) // self.kv_parts(tp)
-
-    def storing_ranks(self, tp: int) -> int:
-        """Return the number of ranks that store KV; with MLA one, because all hold the same."""
-        return 1 if self.latent_dim else tp
-
-    def divides(self, tp: int) -> bool:
-        """Tell whether attention splits evenly over ranks."""
-        fits_kv = self.latent_dim or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
-        return bool(fits_kv) and self.attention_heads % tp == 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +59,12 @@ class Model:
     files: tuple[ModelFile, ...] = ()
     named: tuple[ModelFile, ...] = ()
 
+    @property
+    def idle_window(self) -> bool:
+        """Whether every layer has a window that no prompt leaves: it is longer than the context."""
+        longest = self.shape.max_positions if self.shape else None
+        return bool(self.kind.window and longest and self.kind.window >= longest)
+
 
 # From the default model's config.json, so that it can be planned before it is downloaded.
 _KNOWN = {
@@ -114,7 +75,7 @@ _KNOWN = {
 _KNOWN_WEIGHT_BYTES = {"Qwen/Qwen3-0.6B": 1_503_300_328}
 
 
-def resolve_model(
+def resolve_model(  # noqa: PLR0913 - three are where things are, three are vLLM's options
     value: str,
     *,
     tiny_path: Path,
@@ -122,11 +83,12 @@ def resolve_model(
     hub_cache: Path | None = None,
     load_format: str = "auto",
     revision: str = "main",
+    overrides: str = "",
 ) -> Model:
     """Return the model that `value` names: 'tiny', a folder, or a Hugging Face id.
 
     `load_format` and `revision` are vLLM's options, by which engines choose among the weight files
-    and among the versions on the hub.
+    and among the versions on the hub; `overrides` is that which changes config.json.
 
     Raises:
         ConfigError: the folder is missing, or its config.json is missing or unreadable.
@@ -136,14 +98,15 @@ def resolve_model(
         # Without a kind: its context counts, as that of a model whose positions may depend on it.
         return Model(str(tiny_path), "pdkit-tiny", "tiny", shape, version=tiny_path.name)
     if is_folder(value):
-        return _folder(expanded(value), value, load_format)
+        return _folder(expanded(value), value, load_format, overrides)
     if not _HUB_ID.fullmatch(value):
         raise ConfigError(
             f"'{value}' is neither an existing folder nor a Hugging Face id (owner/name)",
             setting="model",
             retry=({"--model": "./path/to/model"}, {"--model": "owner/name"}),
         )
-    return _hub(value, hub_cache or default_hub_cache(), load_format, revision)
+    cache = hub_cache or default_hub_cache()
+    return _hub(value, cache, load_format, revision, overrides)
 
 
 def is_folder(value: str) -> bool:
@@ -151,12 +114,15 @@ def is_folder(value: str) -> bool:
     return expanded(value).is_dir() or value.startswith((".", "/", "~"))
 
 
-def with_config(model: Model, config: Mapping[str, Any], version: str) -> Model:
-    """Return the model with what its config.json of that version says.
+def with_config(
+    model: Model, config: Mapping[str, Any], version: str, overrides: str = ""
+) -> Model:
+    """Return the model with what its config.json of that version says, as vLLM's option changes it.
 
     Raises:
         ConfigError: a value in it is not a number.
     """
+    config = _overridden(config, overrides)
     return replace(model, shape=_shape(config, model.ref), version=version, kind=kind_of(config))
 
 
@@ -165,11 +131,17 @@ def cached_models(cache: Path) -> tuple[Model, ...]:
     return tuple(model for folder in sorted(cache.glob("models--*")) if (model := _cached(folder)))
 
 
-def _hub(repo_id: str, cache: Path, load_format: str = "auto", revision: str = "main") -> Model:
+def _hub(
+    repo_id: str,
+    cache: Path,
+    load_format: str = "auto",
+    revision: str = "main",
+    overrides: str = "",
+) -> Model:
     snapshot = _snapshot(repo_id, cache, revision)
     if snapshot is None or not (snapshot / "config.json").is_file():
         return Model(repo_id, repo_id, "hub", _KNOWN.get(repo_id), _KNOWN_WEIGHT_BYTES.get(repo_id))
-    config = _read_config(snapshot / "config.json")
+    config = _overridden(_read_config(snapshot / "config.json"), overrides)
     shape = _shape(config, repo_id)
     size = _size(snapshot, weights_in(snapshot, load_format).files) or None
     return Model(repo_id, repo_id, "hub", shape, size, snapshot.name, kind_of(config))
@@ -187,7 +159,7 @@ def _cached(folder: Path) -> Model | None:
     return model if model and model.version and model.shape and model.weight_bytes else None
 
 
-def _folder(path: Path, value: str, load_format: str) -> Model:
+def _folder(path: Path, value: str, load_format: str, overrides: str) -> Model:
     if not path.is_dir():
         raise ConfigError(
             f"the folder '{value}' does not exist",
@@ -204,7 +176,7 @@ def _folder(path: Path, value: str, load_format: str) -> Model:
             note=_WHOLE,
         )
     resolved = path.resolve()
-    config = _read_config(file)
+    config = _overridden(_read_config(file), overrides)
     shape = _shape(config, value)
     if not any(any(path.glob(pattern)) for pattern in WEIGHTS):
         raise ConfigError(
@@ -259,46 +231,32 @@ def _read_config(file: Path) -> Mapping[str, Any]:
     return config
 
 
-def _shape(config: Mapping[str, Any], name: str) -> ModelShape | None:
-    # Multimodal models nest the config of their language model.
-    text = config.get("text_config") or config
+def _overridden(config: Mapping[str, Any], overrides: str) -> Mapping[str, Any]:
+    """Return config.json with the JSON of vLLM's `--hf-overrides`, which refuses what is none."""
     try:
-        heads = _first(text, _HEADS)
-        layers = _first(text, _LAYERS)
-        hidden = text.get("hidden_size") or text.get("n_embd")
-        if not (heads and layers and hidden):
-            return None
-        return ModelShape(
-            layers=int(layers),
-            attention_heads=int(heads),
-            kv_heads=int(text.get("num_key_value_heads") or heads),
-            head_dim=int(text.get("head_dim") or hidden // heads),
-            max_positions=_first(text, ("max_position_embeddings", "n_positions")),
-            latent_dim=_latent_dim(text),
-        )
-    except (TypeError, ValueError) as exc:
+        given = json.loads(overrides or "{}")
+    except (ValueError, RecursionError):
+        return config
+    if not isinstance(given, dict):
+        return config
+    merged = {**config, **given}
+    if "rope_parameters" in given:  # vLLM reads it in place of the older name
+        merged.pop("rope_scaling", None)
+    nested, changed = config.get("text_config"), given.get("text_config")
+    if isinstance(nested, dict) and isinstance(changed, dict):
+        merged["text_config"] = {**nested, **changed}
+    return merged
+
+
+def _shape(config: Mapping[str, Any], name: str) -> ModelShape | None:
+    try:
+        return estimated_shape(config)
+    except (TypeError, ValueError, AttributeError) as exc:
         raise ConfigError(
             f"a value in config.json of '{name}' is not a number ({exc})",
             setting="model",
             hint=f"restore the config.json of {name}",
         ) from exc
-
-
-def _latent_dim(text: Mapping[str, Any]) -> int | None:
-    """Return the numbers that a layer of an MLA model keeps per token: latent and rotated K.
-
-    vLLM decides by model type, too: others with such a rank, like MiniCPM3, keep K and V.
-    """
-    if text.get("model_type") not in _MLA_TYPES or not text.get("kv_lora_rank"):
-        return None
-    return int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim") or 0)
-
-
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        if config.get(name):
-            return int(config[name])
-    return None
 
 
 def _snapshot(repo_id: str, cache: Path, revision: str = "main") -> Path | None:

@@ -23,10 +23,8 @@ def plan_view(prepared: Prepared) -> str:
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
         f"model    {plan.model.served_name} ({plan.model.ref})",
-        f"context  {_context(plan)}, block {plan.block_size}, "
-        f"chunk {plan.chunk_size}"
-        + (f", {plan.kv_bytes_per_token} bytes of KV per token" if plan.kv_bytes_per_token else "")
-        + f", {plan.dtype}",
+        f"context  {_context(plan)}, block {_block(plan)}, "
+        f"chunk {plan.chunk_size}{_a_token(plan)}, {plan.dtype}",
         f"memory   {size(plan.memory_mib)} expected{_staging(plan)}",
         f"store    {_store(prepared)}",
         *([f"sharing  {choice}"] if choice else []),
@@ -80,6 +78,19 @@ def _redis(prepared: Prepared) -> str:
         return f"your own Redis, from {prepared.spec.redis.url_file}"
     shards = f" in {len(plan.redis)} shards" if len(plan.redis) > 1 else ""
     return f"{size(plan.redis_memory_mib)} of Redis{shards}{_tokens(plan.redis_tokens)}"
+
+
+def _block(plan: Plan) -> str:
+    return str(plan.block_size) if plan.sets_block_size else "as vLLM chooses"
+
+
+def _a_token(plan: Plan) -> str:
+    """Return the size of KV, and whether vLLM said it: of the generated model the kit knows it."""
+    if not plan.kv_bytes_per_token:
+        return ""
+    read = plan.model.source == "tiny" or (plan.model.shape and plan.model.shape.reader)
+    estimated = "" if read else " (estimated from config.json)"
+    return f", {plan.kv_bytes_per_token} bytes of KV per token{estimated}"
 
 
 def _tokens(count: int | None) -> str:

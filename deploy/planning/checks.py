@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from deploy.config.engine_args import options
 from deploy.config.engine_inputs import RefusedSetting, refused_option, refused_variable
+from deploy.config.fields import IN_ENGINES, MP
 from deploy.config.model import Model
 from deploy.config.spec import MAX_CHUNK, SettledSpec
 from deploy.config.vendors import Vendor, vendor_named
@@ -19,6 +22,14 @@ _LAST_PORT = 65535
 _WINDOW_OFF = "--disable-sliding-window"
 _ANOTHER: Changes = {"--model": "FOLDER"}
 _KIND = "with a model of another kind"
+_TEXT = "with a model that generates text"
+# Why no connector of this kit carries states. LMCache 0.5.6 lists such models as working through
+# its server, with a group of objects for each kind of layer.
+_STATES: Mapping[str, str] = {
+    IN_ENGINES: "LMCache inside engines stores KV by tokens, and has no place for states",
+    MP: "LMCache's server stores them only with --separate-object-groups (LMCache 0.5.6), which "
+    "pdkit does not start it with: its check of answers does not cover states yet",
+}
 
 
 def check_spec(spec: SettledSpec, model: Model, block_size: int, topology: Topology) -> None:
@@ -113,15 +124,31 @@ def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inven
         ConfigError: which kind it is, and why.
     """
     name, kind = model.served_name, model.kind
+    if kind.not_text:
+        raise ConfigError(
+            f"{name} is a {kind.not_text}, which generates no text from a prompt as decoders do; "
+            "disaggregated prefill is for models that do",
+            setting="model",
+            retry=(_ANOTHER,),
+            note=_TEXT,
+        )
     if kind.state:
         raise ConfigError(
-            f"{name} has layers that keep a state instead of KV (config.json: "
-            f"{kind.state}); LMCache stores KV by tokens, and cannot store it",
+            f"{name} has layers that keep a state instead of KV (config.json: {kind.state}); "
+            f"{_STATES[spec.connector or IN_ENGINES]}",
             setting="model",
             retry=(_ANOTHER,),
             note=_KIND,
         )
-    if kind.window and _WINDOW_OFF not in spec.engine.args:
+    if reason := _several_groups(model):
+        raise ConfigError(
+            f"{name} keeps KV in several groups of blocks ({reason}); LMCache takes the blocks of "
+            "one group for all of them, and would store other bytes",
+            setting="model",
+            retry=(_ANOTHER,),
+            note=_KIND,
+        )
+    if kind.window and not model.idle_window and _WINDOW_OFF not in spec.engine.args:
         raise ConfigError(
             f"every layer of {name} has a sliding window ({kind.window} tokens); vLLM "
             "drops the KV behind it, and LMCache would store other bytes in its place",
@@ -143,6 +170,16 @@ def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inven
             setting="engine.args",
             hint="leave --kv-cache-dtype out of engine.args",
         )
+
+
+def _several_groups(model: Model) -> str:
+    """Return why vLLM keeps KV of this model in several groups; "" if it does not, or unknown."""
+    if model.kind.groups:
+        return f"config.json: {model.kind.groups}"
+    shape = model.shape
+    if shape is None or shape.groups in (None, 1):
+        return ""
+    return f"by vLLM {shape.reader}: {shape.groups or 'no way to put them into one'}"
 
 
 def _wants_fp8(args: tuple[str, ...] | list[str]) -> bool:

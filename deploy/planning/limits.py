@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from deploy.config.engine_args import batched_tokens
-from deploy.config.model import ModelShape
+from deploy.config.shape import ModelShape
 from deploy.config.spec import SettledSpec
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
@@ -142,7 +142,7 @@ def _value_bytes(spec: SettledSpec, traffic: _Traffic, shape: ModelShape | None)
     """
     if traffic.token_bytes is None or shape is None:
         return None
-    chunk, parts = spec.lmcache.chunk_size, shape.layers if spec.layerwise else 1
+    chunk, parts = spec.lmcache.chunk_size, shape.all_layers if spec.layerwise else 1
     value = chunk * traffic.token_bytes // parts + _HEADER_BYTES
     if value > REDIS_VALUE_BYTES:
         most = (REDIS_VALUE_BYTES - _HEADER_BYTES) * parts // traffic.token_bytes
@@ -166,7 +166,7 @@ def _chunk_memory(
     if value is None or shape is None:
         return None
     step = 1 << max(4, (value - 1).bit_length() - 3)
-    values = traffic.ranks * (shape.layers if spec.layerwise else 1)
+    values = traffic.ranks * (shape.all_layers if spec.layerwise else 1)
     return math.ceil(value / step) * step * values
 
 

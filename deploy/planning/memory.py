@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape
 from deploy.config.spec import SettledSpec
 from deploy.config.vendors import Vendor
 from deploy.errors import ConfigError, NotEnoughMemory
@@ -70,7 +71,7 @@ def kv_space(
     model: Model,
     gpu: GpuMemory | None,
     *,
-    a_token: int | None,
+    dtype: str,
     block_size: int,
 ) -> KvSpace:
     """Return the KV space of each engine.
@@ -87,13 +88,13 @@ def kv_space(
             # Engines that measure a shared GPU at the same time would count each other's memory,
             # and after a reboot all of them start at once.
             told = room = told or int(room * _ESTIMATE_USED)
-    if a_token is None or room is None:
+    if model.shape is None or room is None:
         return KvSpace(told, None)
     # Each rank holds its part of the KV heads, or a copy if there are fewer heads than ranks.
-    parts = model.shape.kv_parts(spec.tp) if model.shape else 1
+    a_token = model.shape.rank_kv_bytes_per_token(DTYPE_BYTES[dtype], spec.tp)
     # vLLM keeps one block for itself.
-    spare = block_size * a_token // parts
-    tokens = room * parts // a_token
+    spare = block_size * a_token
+    tokens = room // a_token
     if told is None:
         return KvSpace(None, tokens)
     return KvSpace(told + spare, tokens // block_size * block_size)

@@ -41,6 +41,9 @@ _READY_S = 600.0
 _START_S = 200.0  # beside the reading of the weights
 _SLOW_DISK = 250e6  # bytes per second, as of a network disk
 
+# Tokens of a block where vLLM chooses: as many as back ends of latent attention on CUDA take.
+_LARGE_BLOCK = 128
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,6 +59,7 @@ class Plan:
         keyed: clients must send a key.
         user_redis: Redis is the user's own, and no service of the stack.
         redis: the kit's own, in the order in which engines name them.
+        block_size: tokens of a block; where vLLM chooses, the most that are expected.
         kv_server: LMCache's server, through which engines share KV; Redis is its second tier.
         gpu_share: part of its GPUs' memory that an engine may use; None without GPUs.
         max_model_len: tokens of prompt and answer together; None leaves it to the engine.
@@ -168,9 +172,14 @@ class Plan:
         return len(held) > len(set(held))
 
     @property
+    def sets_block_size(self) -> bool:
+        """Whether engines are given a block size; else vLLM takes one that its back end wants."""
+        return sets_block_size(self.spec, self.model)
+
+    @property
     def keys_per_chunk(self) -> int:
         """Keys that a rank stores per chunk: in layerwise mode one per layer, if known."""
-        return self.model.shape.layers if self.layerwise and self.model.shape else 1
+        return self.model.shape.all_layers if self.layerwise and self.model.shape else 1
 
     @property
     def redis_memory_mib(self) -> int:
@@ -231,6 +240,16 @@ class Plan:
         }
 
 
+def sets_block_size(spec: SettledSpec, model: Model) -> bool:
+    """Tell whether engines are given a block size.
+
+    Not for latent attention on CUDA: back ends of sparse MLA take 32, 64, 128 or 256 only, and the
+    fast ones of dense MLA 32, 64 or 128, by the GPU.
+    """
+    latent = model.kind.mla or bool(model.shape and model.shape.latent_dim)
+    return spec.engine.block_size is not None or not (latent and spec.vendor == "cuda")
+
+
 def make_plan(
     spec: SettledSpec, model: Model, inventory: Inventory, *, restored: bool = False
 ) -> Plan:
@@ -262,6 +281,8 @@ def plan_as_asked(
     need = gpu_need(spec, vendor, inventory)
     topology = need.topology
     block_size = spec.engine.block_size or vendor.block_size
+    if not sets_block_size(spec, model):
+        block_size = _LARGE_BLOCK
     check_spec(spec, model, block_size, topology)
     if not restored:
         check_engine_settings(spec, shares_kv=topology.redis)
@@ -270,7 +291,7 @@ def plan_as_asked(
     memory = gpu_memory(gpus, spec.engine.gpu_memory)
     dtype = chosen_dtype(spec, vendor, inventory)
     a_token = bytes_per_token(dtype, model.shape)
-    space = kv_space(spec, vendor, model, memory, a_token=a_token, block_size=block_size)
+    space = kv_space(spec, vendor, model, memory, dtype=dtype, block_size=block_size)
     length = max_model_len(spec, model.shape, space)
     limits = redis_limits(
         spec, model.shape, dtype, inventory, engines=topology.engines, prompt=length

@@ -47,7 +47,8 @@ def computed_gb_s(plan: Plan) -> float | None:
     weights, a_token = plan.model.weight_bytes, plan.kv_bytes_per_token
     if not gpus or None in speeds or not weights or a_token is None:
         return None
-    tokens_s = _USED * sum(filter(None, speeds)) * 1e12 / (2 * weights / DTYPE_BYTES[plan.dtype])
+    count = 8 * weights / (plan.model.kind.weight_bits or 8 * DTYPE_BYTES[plan.dtype])
+    tokens_s = _USED * sum(filter(None, speeds)) * 1e12 / (2 * count)
     return tokens_s * a_token / 1e9
 
 

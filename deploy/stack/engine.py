@@ -62,7 +62,9 @@ def planned_argv(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str)
         "--host", place.bind,
         "--port", str(place.port),
         "--dtype", plan.dtype,
-        "--block-size", str(plan.block_size),
+        *_given("--block-size", plan.block_size if plan.sets_block_size else None),
+        # A window that no prompt leaves, which LMCache would take for one that drops KV.
+        *(("--disable-sliding-window",) if plan.model.idle_window else ()),
         *_given("--max-model-len", plan.max_model_len),
         "--tensor-parallel-size", str(plan.tp),
         *_given("--gpu-memory-utilization", plan.gpu_share),

@@ -22,6 +22,7 @@ from deploy.runtime.hub import (
     hub_address,
 )
 from deploy.runtime.weights import WantedModel, fetch, give_to
+from deploy.workflows.model_reading import keep_config
 from deploy.workflows.prepare import OTHER_CACHES, Prepared, Report, find_model, prepare
 from deploy.workflows.user_files import hub_token, provide_caches
 
@@ -52,7 +53,10 @@ def described_model(
         return None
     try:
         found = ask_hub(spec, model)
-        described = with_config(model, found.config, found.commit)
+        described = with_config(
+            model, found.config, found.commit, _named(spec.engine.args, "--hf-overrides")
+        )
+        keep_config(home, found.commit, found.config)
     except (HubError, ConfigError) as exc:
         if isinstance(exc, HubError) and exc.refused:
             verdict = refused(model.ref, str(exc))
@@ -102,7 +106,9 @@ def ask_about_model(
         return None, replace(asked, asked=False)
     try:
         answer = ask_hub(spec, model)
-        return _with_size(with_config(model, answer.config, answer.commit), spec)[0], asked
+        overrides = _named(spec.engine.args, "--hf-overrides")
+        found = with_config(model, answer.config, answer.commit, overrides)
+        return _with_size(found, spec)[0], asked
     except HubError as exc:
         return None, replace(asked, trouble=str(exc), refused=exc.refused)
     except ConfigError as exc:
@@ -147,6 +153,7 @@ def _with_fetched(
     if model.shape is None or model.weight_bytes is None:
         facts = prepared.facts
         found = find_model(prepared.spec, home, facts.vendor, runtime=facts.runtime)
+        found = replace(found, shape=model.shape or found.shape)  # vLLM's own, if it was asked
         if found.version and (found.shape, found.weight_bytes) != (model.shape, model.weight_bytes):
             report(f"{model.ref} is planned again with its files")
             again = prepare(prepared.spec, home, facts, model=found)

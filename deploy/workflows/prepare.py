@@ -204,6 +204,7 @@ def find_model(spec: StackSpec, home: Home, vendor: str, *, runtime: str = "") -
         hub_cache=spec.hub_cache,
         load_format=given.get("--load-format") or "auto",
         revision=given.get("--revision") or "main",
+        overrides=given.get("--hf-overrides", ""),
     )
     if not runtime:
         return model

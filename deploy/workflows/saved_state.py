@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from deploy.config.fields import IN_ENGINES, Connector
 from deploy.config.kinds import Kind
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
 from deploy.config.runtimes import RUNTIMES
+from deploy.config.shape import ModelShape, OtherLayers
 from deploy.config.spec import StackSpec, restored_spec
 from deploy.connector.pdkit_connector.identity.model_files import (
     ModelFile,
@@ -193,7 +194,7 @@ def restored_model(stored: Mapping[str, Any]) -> Model:
     shape, kind = stored["shape"], Kind(**stored["kind"])
     files, named = _files(stored.get("files", ())), _files(stored.get("named", ()))
     given = {
-        "shape": ModelShape(**shape) if shape else None, "kind": kind, "files": files,
+        "shape": _shape(shape) if shape else None, "kind": kind, "files": files,
         "named": named,
     }  # fmt: skip
     model = Model(**{**stored, **given})
@@ -203,6 +204,11 @@ def restored_model(stored: Mapping[str, Any]) -> Model:
     # counts. It has another version, so no engine loads what the earlier ones stored.
     present = model_files(Path(model.ref))
     return replace(model, files=present, version=files_digest(present) or model.version)
+
+
+def _shape(stored: Mapping[str, Any]) -> ModelShape:
+    others = tuple(OtherLayers(**one) for one in stored.get("others", ()))
+    return ModelShape(**{**stored, "others": others})
 
 
 def _files(stored: Any) -> tuple[ModelFile, ...]:

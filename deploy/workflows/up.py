@@ -29,6 +29,7 @@ from deploy.workflows.facts import facts_here, with_images
 from deploy.workflows.fixes import require_fixes
 from deploy.workflows.hub import described_model, fetch_weights
 from deploy.workflows.model_files import model_changed, serving_new
+from deploy.workflows.model_reading import planned_by_vllm
 from deploy.workflows.other_hosts import lost_engines
 from deploy.workflows.preflight import require_code, require_fit, require_gpus_beside
 from deploy.workflows.prepare import Facts, Prepared, Report, find_model, prepare
@@ -113,19 +114,21 @@ def prepare_here(spec: StackSpec, home: Home, report: Report) -> Prepared:
 
 
 def provided(planned: Prepared, home: Home, report: Report) -> Prepared:
-    """Get the images that a plan needs, and return it with their contents' ids.
+    """Get the images that a plan needs, and return it with their contents' ids, as their vLLM
+    describes the model.
 
     Raises:
         ConfigError, MissingImage: one cannot be had, or holds what does not belong together.
         MachineUnfit: what the engines would import does not run on these GPUs.
         FixFailed: a fix of the connector does not apply to it.
+        ConfigError, NotEnoughMemory: by their vLLM, the model does not run or does not fit.
     """
     facts = with_images(planned.facts, planned.spec, report)
     complete = planned if facts == planned.facts else planned.with_facts(facts, home)
     # First, since without a suitable driver all fixes fail.
     require_code(complete, home, report)
     require_fixes(complete, home, report)
-    return complete
+    return planned_by_vllm(complete, home, report)
 
 
 def bring_up(
@@ -237,7 +240,8 @@ def _claimed(
         start.save(start.state)
     with start.undone_on((BaseException,)):
         start.prepared = provided(planned, home, report)
-        start.prepared = fetch_weights(start.prepared, home, report)
+        fetched = fetch_weights(start.prepared, home, report)
+        start.prepared = planned_by_vllm(fetched, home, report)
         start.save(_first_state(start.prepared, before))
     return start
 

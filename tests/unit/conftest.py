@@ -12,7 +12,8 @@ from unittest import mock
 import pytest
 
 from deploy.assets import Kit
-from deploy.config.model import Model, ModelShape, resolve_model
+from deploy.config.model import Model, resolve_model
+from deploy.config.shape import ModelShape
 from deploy.config.sources import load_spec
 from deploy.config.spec import StackSpec
 from deploy.config.vendors import vendor_named

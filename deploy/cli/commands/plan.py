@@ -92,6 +92,7 @@ def _prepare(
     """
     from deploy.workflows.facts import stated_facts
     from deploy.workflows.hub import described_model
+    from deploy.workflows.model_reading import planned_by_kept_answer
     from deploy.workflows.prepare import prepare
 
     machine = None
@@ -101,4 +102,4 @@ def _prepare(
         machine = read_inventory(inventory)
     facts = stated_facts(spec, machine, runtime=auto_runtime, probe=probe)
     model = described_model(spec, home, facts.vendor, lambda _: None, runtime=facts.runtime)
-    return prepare(spec, home, facts, model=model)
+    return planned_by_kept_answer(prepare(spec, home, facts, model=model), home)

@@ -36,3 +36,46 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 )
 def test_the_kind_of_a_model_is_read_from_its_config(config: dict[str, Any], kind: Kind) -> None:
     assert kind_of(config) == kind
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"architectures": ["BertModel"]}, "BertModel"),
+        ({"architectures": ["XLMRobertaForSequenceClassification"]},
+         "XLMRobertaForSequenceClassification"),
+        ({"architectures": ["WhisperForConditionalGeneration"], "is_encoder_decoder": True},
+         "WhisperForConditionalGeneration"),
+        ({"architectures": ["Qwen2ForRewardModel"]}, "Qwen2ForRewardModel"),
+        ({"architectures": ["LlamaForCausalLM"]}, ""),
+        ({"architectures": ["GPT2LMHeadModel"]}, ""),
+        ({"architectures": ["ChatGLMModel"]}, ""),
+        ({"architectures": ["InternVLChatModel"]}, ""),
+        ({"architectures": ["Qwen2_5OmniModel"]}, ""),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_what_generates_no_text_is_known_by_its_architecture(
+    config: dict[str, Any], named: str
+) -> None:
+    assert kind_of(config).not_text == named
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, 8),
+        ({"quant_method": "awq", "bits": 4}, 4),
+        ({"quant_method": "gptq", "bits": 8}, 8),
+        ({"quant_method": "mxfp4"}, 4),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4),
+        ({"quant_method": "compressed-tensors",
+          "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
+        ({"quant_method": "new"}, 0),
+        (None, 0),
+    ],
+)  # fmt: skip
+def test_bits_of_quantized_weights_are_read(quantization: dict[str, Any] | None, bits: int) -> None:
+    assert kind_of({"quantization_config": quantization}).weight_bits == bits
+    assert kind_of({"text_config": {"quantization_config": quantization}}).weight_bits == bits

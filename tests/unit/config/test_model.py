@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 
 from deploy.config.kinds import Kind
-from deploy.config.model import (
-    Model,
-    ModelShape,
-    resolve_model,
-    with_config,
-)
+from deploy.config.model import Model, resolve_model, with_config
+from deploy.config.shape import ModelShape
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError
 from deploy.home_folder import default_hub_cache, default_hub_token
@@ -284,6 +280,25 @@ class TestShape:
     def test_kv_bytes_a_token_follow_from_the_shape(self) -> None:
         assert LLAMA_SHAPE.kv_bytes_per_token(2) == 2 * 16 * 8 * 64 * 2
         assert LLAMA_SHAPE.kv_bytes_per_token(4) == 2 * LLAMA_SHAPE.kv_bytes_per_token(2)
+
+
+YARN = json.dumps(
+    {"max_position_embeddings": 524288, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "positions"), [(YARN, 524288), ("", 131072), ("no JSON", 131072), ("[]", 131072)]
+)
+def test_overrides_of_vllm_change_what_config_json_says(
+    tmp_path: Path, overrides: str, positions: int
+) -> None:
+    value = folder_with(tmp_path / "m", LLAMA)
+    found = resolve_model(value, tiny_path=Path("/t"), tiny_config=LLAMA, overrides=overrides)
+    changed = with_config(UNKNOWN, LLAMA, "v", overrides)
+    for model in (found, changed):
+        assert model.shape is not None
+        assert model.shape.max_positions == positions
 
 
 @pytest.mark.parametrize("find", [default_hub_cache, default_hub_token, lambda: resolve("~/model")])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape
 from deploy.config.spec import StackSpec
 from deploy.doctor.finding import Finding, Verdict
 from deploy.doctor.gpus import runs_on

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deploy.config.kinds import Kind
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.gpus import with_assumed_gpus
@@ -215,6 +217,18 @@ def of(**kind: Any) -> Model:
         ({"model": of(state="layer_types: mamba")}, "layer_types: mamba", "another kind"),
         ({"model": of(window=256)}, "sliding window (256 tokens)", "--disable-sliding-window"),
         ({"model": of(mla=True)}, "m has MLA", "another kind"),
+        ({"model": of(not_text="BertModel")}, "m is a BertModel", "generates text"),
+        ({"model": of(groups="compress_ratios")}, "several groups", "another kind"),
+        (
+            {"model": replace(of(), shape=replace(SHAPE, groups=2))},
+            "several groups",
+            "another kind",
+        ),
+        (
+            {"model": replace(of(), shape=replace(SHAPE, groups=0))},
+            "several groups",
+            "another kind",
+        ),
         ({"machine": SLOW, "engine": {"args": FP8}}, "fp8 needs AVX-512", "--kv-cache-dtype"),
         ({"machine": SLOW, "engine": {"args": ["--kv_cache_dtype=fp8_e4m3"]}}, "fp8", "leave"),
     ],
@@ -234,9 +248,24 @@ def test_unsupported_models_are_refused_by_name(
         {"model": of()},
         {"model": of(mla=True), "vendor": "cuda", "gpus": 2, "machine": GPUS},
         {"model": of(window=256), "engine": {"args": ["--disable-sliding-window"]}},
+        {"model": of(window=4096)},
+        {"model": of(window=262144)},
+        {"model": replace(of(), shape=replace(SHAPE, groups=1))},
         {"machine": MACHINE, "engine": {"args": FP8}},
         {"machine": SLOW, "engine": {"args": ["--kv-cache-dtype", "auto"]}},
     ],
 )
 def test_supported_models_are_planned(plan: Make, fields: dict[str, Any]) -> None:
     assert plan(**fields).engines
+
+
+@pytest.mark.parametrize(
+    ("connector", "reason"),
+    [("lmcache", "has no place for states"), ("lmcache-mp", "--separate-object-groups")],
+)
+def test_states_are_refused_with_each_connectors_own_reason(
+    plan: Make, connector: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match="layer_types: mamba") as caught:
+        plan(model=of(state="layer_types: mamba"), connector=connector)
+    assert reason in caught.value.message

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape
 from deploy.config.vendors import VENDORS
 from deploy.errors import ConfigError, MissingGpus
 from deploy.planning.gpus import allot, gpu_memory, with_assumed_gpus

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.config.model import Model, ModelShape, resolve_model
+from deploy.config.model import Model, resolve_model
+from deploy.config.shape import ModelShape
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
@@ -80,15 +81,16 @@ class TestSizes:
         self, plan: Make, tmp_path: Path
     ) -> None:
         made = planned(plan, tmp_path, {**DEEPSEEK_V2_LITE, "model_type": "minicpm3"})
-        assert made.kv_bytes_per_token == 2 * 27 * 16 * 128 * 2
+        assert made.kv_bytes_per_token == 2 * 27 * 16 * (128 + 64) * 2
 
     def test_latent_attention_splits_by_its_heads_alone(self, plan: Make, tmp_path: Path) -> None:
         odd = {**DEEPSEEK_V2_LITE, "num_key_value_heads": 3}
         assert planned(plan, tmp_path, odd).tp == 2
 
     def test_ranks_of_latent_attention_add_no_kv_space(self, plan: Make, tmp_path: Path) -> None:
-        made = planned(plan, tmp_path, DEEPSEEK_V2_LITE, engine={"kv_cache_gib": 1})
-        assert made.max_model_len == GIB // 31_104 // 16 * 16
+        engine = {"kv_cache_gib": 1, "block_size": 64}
+        made = planned(plan, tmp_path, DEEPSEEK_V2_LITE, engine=engine)
+        assert made.max_model_len == GIB // 31_104 // 64 * 64
 
     def test_a_layerwise_value_is_one_layer(self, plan: Make, tmp_path: Path) -> None:
         made = planned(plan, tmp_path, LLAMA_70B, layerwise=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape
 from deploy.config.spec import StackSpec, settle
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.machines import across, network_note

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape, OtherLayers
 from deploy.errors import ConfigError, NotEnoughMemory
 from deploy.planning.inventory import Inventory
 from deploy.planning.plan import Plan
@@ -227,3 +228,20 @@ def test_arguments_that_the_plan_sets_are_refused(plan: Make, argument: str, ins
     option = argument.partition("=")[0].replace("_", "-")
     assert f"engine.args: '{option}'" in caught.value.message
     assert caught.value.hint == f"use {instead} instead"
+
+
+def test_other_layers_divide_among_ranks_by_their_own_heads() -> None:
+    """As in Gemma 4, whose layers of full attention have fewer KV heads than its windows."""
+    shape = ModelShape(25, 16, 8, 256, 262144, others=(OtherLayers(5, 2, 2 * 512),))
+    windows, full = 25 * 8 * 2 * 256 * 2, 5 * 2 * 2 * 512 * 2
+    assert shape.kv_bytes_per_token(2) == windows + full == 225_280
+    assert shape.rank_kv_bytes_per_token(2, 4) == windows // 4 + full // 2
+    assert shape.all_layers == 30
+
+
+def test_an_indexers_numbers_have_a_size_of_their_own() -> None:
+    shape = ModelShape(61, 128, 128, 576, 163840, 576, (OtherLayers(61, 1, 132, item_bytes=1),))
+    assert shape.kv_bytes_per_token(2) == 61 * (2 * 576 + 132)
+    assert shape.kv_bytes_per_token(4) == 61 * (4 * 576 + 132)
+    assert shape.rank_kv_bytes_per_token(2, 8) == shape.kv_bytes_per_token(2)
+    assert shape.all_layers == 61

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape
 from deploy.errors import ConfigError
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.plan import Plan

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.kinds import Kind
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape
 from deploy.config.spec import StackSpec
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.notes import plan_notes
@@ -41,6 +43,16 @@ def test_the_rate_is_of_producers_only() -> None:
 
 def test_a_gpu_that_engines_share_counts_once() -> None:
     assert computed_gb_s(noted(LLAMA_8B, gpus=1)[0]) == computed_gb_s(noted(LLAMA_8B, gpus=2)[0])
+
+
+def test_quantized_weights_are_as_many_as_others() -> None:
+    """Of an FP8 model the file is half as large, and a token costs as much."""
+    plain = computed_gb_s(noted(LLAMA_8B, gpus=2)[0])
+    size = LLAMA_8B.weight_bytes
+    assert size is not None
+    for bits in (8, 4):
+        small = replace(LLAMA_8B, weight_bytes=size * bits // 16, kind=Kind(weight_bits=bits))
+        assert computed_gb_s(noted(small, gpus=2)[0]) == pytest.approx(plain)
 
 
 def test_a_slow_store_is_noted_with_the_needed_shards() -> None:

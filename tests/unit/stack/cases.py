@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape
 from deploy.planning.inventory import Gpu, GpuVendor, Inventory
 
 TOKEN = "hf_a-token-of-the-hub"

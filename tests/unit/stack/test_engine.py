@@ -10,6 +10,9 @@ import pytest
 import yaml
 
 from deploy.config.engine_inputs import refused_variable
+from deploy.config.kinds import Kind
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape, OtherLayers
 from deploy.config.vendors import VENDORS
 from deploy.connector.pdkit_connector.identity.model_files import DIGEST_VARIABLE, files_digest
 from deploy.errors import ConfigError
@@ -195,3 +198,30 @@ def test_keys_of_other_stacks_and_of_other_kinds_of_kv_have_another_namespace(
 
     kinds = [{}, {"name": "other"}, {"layerwise": True}, {"lmcache": {"chunk_size": 512}}]
     assert len({namespace(**kind) for kind in kinds}) == len(kinds)
+
+
+def argv_of(prepared: Make, model: Model, **fields: object) -> tuple[str, ...]:
+    return prepared(given=model, machine=None, **fields).stack.service("producer-0").argv
+
+
+MLA = replace(
+    FOLDER_MODEL,
+    kind=Kind(mla=True),
+    shape=ModelShape(61, 128, 128, 576, 163840, 576, (OtherLayers(61, 1, 132, item_bytes=1),)),
+)
+
+
+def test_vllm_chooses_the_blocks_of_latent_attention_on_cuda(prepared: Make) -> None:
+    """Sparse MLA has no back end for blocks of 16 there, and dense MLA loses the fast ones."""
+    assert "--block-size" not in argv_of(prepared, MLA, vendor="cuda")
+    asked = argv_of(prepared, MLA, vendor="cuda", engine={"block_size": 64})
+    assert asked[asked.index("--block-size") + 1] == "64"
+    for vendor, model in (("rocm", MLA), ("cuda", FOLDER_MODEL)):
+        assert "--block-size" in argv_of(prepared, model, vendor=vendor)
+
+
+def test_a_window_longer_than_the_context_is_switched_off(prepared: Make) -> None:
+    """Else vLLM counts its layers as windows, whose KV the connector refuses."""
+    for window, off in ((262144, True), (131072, True), (None, False)):
+        model = replace(FOLDER_MODEL, kind=Kind(window=window))
+        assert ("--disable-sliding-window" in argv_of(prepared, model, vendor="cuda")) is off

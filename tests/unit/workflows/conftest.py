@@ -30,7 +30,7 @@ from deploy.runtime.home import Home
 from deploy.runtime.process.launcher import MARKER
 from deploy.tiny_model import model_folder
 from deploy.verify.store_path import Sample
-from deploy.workflows import facts, fixes, prepare, up
+from deploy.workflows import facts, fixes, model_reading, prepare, up
 from deploy.workflows.check import session
 from deploy.workflows.down import stop_stack
 from deploy.workflows.facts import stated_facts
@@ -120,6 +120,7 @@ def opened(folder: Path) -> Iterator[Lab]:
         mock.patch.object(model_folder, "model_files", _model_files),
         mock.patch.object(prepare, "connector_path", lambda: STAND_INS / "connector"),
         mock.patch.object(fixes, "connector_path", lambda: STAND_INS / "connector"),
+        mock.patch.object(model_reading, "connector_path", lambda: STAND_INS / "connector"),
         mock.patch.object(fixes, "engine_versions", lambda _: ("0.32.0", "0.5.6")),
         mock.patch.object(home, "_TEMP", Path(temp)),
         mock.patch.object(host, "available_memory_mib", lambda: 1 << 20),
