@@ -22,7 +22,7 @@ _TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
-class Image:
+class ReaderImage:
     """An image that engines run in, with their variables and the GPUs of one."""
 
     id: str
@@ -53,7 +53,7 @@ def reading_of_interpreter(
 
 
 def reading_of_image(
-    image: Image, connector: Path, folder: Path, overrides: str
+    image: ReaderImage, connector: Path, folder: Path, overrides: str
 ) -> Mapping[str, Any]:
     """Return what the vLLM of an image makes of it, in a container without a network.
 

@@ -19,7 +19,11 @@ from deploy.connector.pdkit_connector.identity.model_files import cached_snapsho
 from deploy.errors import Changes, ConfigError, MissingTool
 from deploy.home_folder import default_hub_cache
 from deploy.runtime.home import Home
-from deploy.runtime.model_reader import Image, reading_of_image, reading_of_interpreter
+from deploy.runtime.model_reader import (
+    ReaderImage,
+    reading_of_image,
+    reading_of_interpreter,
+)
 from deploy.runtime.own_files import read_json
 from deploy.workflows.fixes import FixTarget, place_of, remember
 from deploy.workflows.prepare import Prepared, Report, prepare
@@ -137,7 +141,7 @@ def _asked(place: FixTarget, config: bytes, overrides: str) -> Mapping[str, Any]
             return reading_of_interpreter(
                 place.interpreter, connector, Path(folder), overrides, place.environ
             )
-        image = Image(place.image_id, place.interpreter, place.environ, place.devices)
+        image = ReaderImage(place.image_id, place.interpreter, place.environ, place.devices)
         return reading_of_image(image, connector, Path(folder), overrides)
 
 

@@ -43,7 +43,8 @@ def page() -> str:
 def _line(row: Row) -> str:
     told, estimated = read_shape(row.reading), estimated_shape(row.config)
     kind = kind_of(row.config)
-    shape = None if kind.not_text or kind.state else told or estimated
+    refused = kind.not_text or kind.state or row.reading["trouble"]
+    shape = None if refused else told or estimated
     mark = "" if told else "*"
     size = f"{shape.kv_bytes_per_token(BFLOAT16):,}{mark}" if shape else "-"
     longest = f"{shape.max_positions:,}{mark}" if shape and shape.max_positions else "-"
@@ -56,8 +57,8 @@ def _line(row: Row) -> str:
 
 
 def _verdict(row: Row, model: Model, connector: str) -> str:
-    if trouble := row.reading["trouble"]:
-        return f"refused: {trouble.split(':')[0].split('.')[0].lower()[:60].strip()}"
+    if row.reading["trouble"]:
+        return "refused: this vLLM does not run it"
     fields = {"vendor": "cuda", "runtime": "compose", "connector": connector}
     spec = settle(
         StackSpec.model_validate(fields), vendor="cuda", runtime="compose", connector=connector

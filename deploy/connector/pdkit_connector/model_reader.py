@@ -165,7 +165,7 @@ def _layers_of(model: Any) -> tuple[list[dict[str, Any]], int]:
 def _positions(model: Any) -> int:
     """Return the longest context that vLLM takes; with LongRoPE its default is shorter."""
     derived, _ = model.model_arch_config.derived_max_model_len_and_key
-    return max(model.max_model_len, 0 if derived == float("inf") else int(derived))
+    return max(int(model.max_model_len), 0 if derived == float("inf") else int(derived))
 
 
 def _window_of_all(model: Any) -> int | None:
@@ -223,12 +223,12 @@ def _on_meta() -> Iterator[None]:
     import torch
 
     moved = torch.nn.Module.to
-    torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign]
+    torch.nn.Module.to = lambda module, *_, **__: module
     try:
         with torch.device("meta"):
             yield
     finally:
-        torch.nn.Module.to = moved  # type: ignore[method-assign]
+        torch.nn.Module.to = moved
 
 
 def _specs(config: Any) -> dict[str, Any]:
