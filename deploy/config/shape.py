@@ -181,17 +181,23 @@ def read_shape(reading: Mapping[str, Any]) -> ModelShape | None:
         return None
     first = max(layers, key=lambda one: one["count"] * (one["item_bytes"] > 1))
     latent = int(first["bytes"]) // first["item_bytes"] if first["kind"] == "mla" else None
+    # Windows and full attention of the same heads keep the same KV of a token.
+    alike = [one for one in layers if _kept_by(one) == _kept_by(first)]
     return ModelShape(
-        layers=first["count"],
+        layers=sum(one["count"] for one in alike),
         attention_heads=int(reading["attention_heads"]),
         kv_heads=first["heads"],
         head_dim=int(first["bytes"]) // (2 * first["item_bytes"] * first["heads"]),
         max_positions=reading["max_positions"],
         latent_dim=latent,
-        others=tuple(_other(one) for one in layers if one is not first),
+        others=tuple(_other(one) for one in layers if one not in alike),
         reader=str(reading["vllm"]),
         groups=reading.get("groups"),
     )
+
+
+def _kept_by(layer: Mapping[str, Any]) -> tuple[bool, Any, Any, Any]:
+    return layer["kind"] == "mla", layer["heads"], layer["bytes"], layer["item_bytes"]
 
 
 def _other(layer: Mapping[str, Any]) -> OtherLayers:

@@ -21,6 +21,7 @@ from deploy.planning.topology import FIRST_ENGINE_OFFSET, NO_SPLIT, Topology
 _LAST_PORT = 65535
 _WINDOW_OFF = "--disable-sliding-window"
 _ANOTHER: Changes = {"--model": "FOLDER"}
+_ALONE = "--topology 1a, whose engine shares no KV"
 _KIND = "with a model of another kind"
 _TEXT = "with a model that generates text"
 # Why no connector of this kit carries states. LMCache 0.5.6 lists such models as working through
@@ -117,8 +118,10 @@ def _error(spec: SettledSpec, setting: str, name: str, refused: RefusedSetting) 
     return ConfigError(f"{name} {refused.why}", setting=setting, hint=hint)
 
 
-def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inventory) -> None:
-    """Refuse a model whose KV the connector cannot carry.
+def check_kind(
+    spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inventory, *, shares_kv: bool
+) -> None:
+    """Refuse a model that generates no text, or whose KV the connector cannot carry.
 
     Raises:
         ConfigError: which kind it is, and why.
@@ -132,6 +135,18 @@ def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inven
             retry=(_ANOTHER,),
             note=_TEXT,
         )
+    if shares_kv:
+        _check_shared_kind(spec, model, vendor)
+    if _wants_fp8(spec.engine.args) and not vendor.has_gpus and not inventory.fast_bfloat16:
+        raise ConfigError(
+            "--kv-cache-dtype fp8 needs AVX-512 on CPUs, which this processor lacks",
+            setting="engine.args",
+            hint="leave --kv-cache-dtype out of engine.args",
+        )
+
+
+def _check_shared_kind(spec: SettledSpec, model: Model, vendor: Vendor) -> None:
+    name, kind = model.served_name, model.kind
     if kind.state:
         raise ConfigError(
             f"{name} has layers that keep a state instead of KV (config.json: {kind.state}); "
@@ -139,6 +154,7 @@ def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inven
             setting="model",
             retry=(_ANOTHER,),
             note=_KIND,
+            hint=_ALONE,
         )
     if reason := _several_groups(model):
         raise ConfigError(
@@ -147,6 +163,16 @@ def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inven
             setting="model",
             retry=(_ANOTHER,),
             note=_KIND,
+            hint=_ALONE,
+        )
+    if model.shape and model.shape.others and spec.connector != MP:
+        raise ConfigError(
+            f"{name} keeps KV of several sizes, by layer; LMCache inside engines stores one size "
+            "for all layers",
+            setting="model",
+            retry=(_ANOTHER,),
+            note=_KIND,
+            hint=_ALONE,
         )
     if kind.window and not model.idle_window and _WINDOW_OFF not in spec.engine.args:
         raise ConfigError(
@@ -163,12 +189,7 @@ def check_kind(spec: SettledSpec, model: Model, vendor: Vendor, inventory: Inven
             setting="model",
             retry=(_ANOTHER,),
             note=_KIND,
-        )
-    if _wants_fp8(spec.engine.args) and not vendor.has_gpus and not inventory.fast_bfloat16:
-        raise ConfigError(
-            "--kv-cache-dtype fp8 needs AVX-512 on CPUs, which this processor lacks",
-            setting="engine.args",
-            hint="leave --kv-cache-dtype out of engine.args",
+            hint=_ALONE,
         )
 
 

@@ -247,7 +247,9 @@ def sets_block_size(spec: SettledSpec, model: Model) -> bool:
     fast ones of dense MLA 32, 64 or 128, by the GPU.
     """
     latent = model.kind.mla or bool(model.shape and model.shape.latent_dim)
-    return spec.engine.block_size is not None or not (latent and spec.vendor == "cuda")
+    if spec.engine.block_size is not None:
+        return True
+    return not (model.kind.state or (latent and spec.vendor == "cuda"))
 
 
 def make_plan(
@@ -286,7 +288,7 @@ def plan_as_asked(
     check_spec(spec, model, block_size, topology)
     if not restored:
         check_engine_settings(spec, shares_kv=topology.redis)
-    check_kind(spec, model, vendor, inventory)
+    check_kind(spec, model, vendor, inventory, shares_kv=topology.redis)
     gpus = allot(inventory, vendor, engines=topology.engines, ranks=spec.tp, needed=need.needed)
     memory = gpu_memory(gpus, spec.engine.gpu_memory)
     dtype = chosen_dtype(spec, vendor, inventory)

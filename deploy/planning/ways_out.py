@@ -29,7 +29,7 @@ _OF_ONE_MACHINE = 8
 _ABOUT_SIZE = frozenset({"", "gpus", "topology", "tp", "engine.kv_cache_gib", "model"})
 
 
-class Plan(Protocol):
+class SizedPlan(Protocol):
     """What this module needs of a plan."""
 
     @property
@@ -45,7 +45,7 @@ class Plan(Protocol):
         """Tokens of prompt and answer together."""
 
 
-Planned = Callable[[SettledSpec, Inventory], Plan]
+MakePlan = Callable[[SettledSpec, Inventory], SizedPlan]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Way:
     """Changed options, and the plan that they give."""
 
     changes: Changes
-    plan: Plan
+    plan: SizedPlan
 
     @property
     def gives(self) -> str:
@@ -67,7 +67,7 @@ class _Blocked(Exception):
 
 
 def with_ways_out(
-    error: PdkitError, spec: SettledSpec, inventory: Inventory, planned: Planned
+    error: PdkitError, spec: SettledSpec, inventory: Inventory, planned: MakePlan
 ) -> PdkitError:
     """Return an error of planning with suggestions that were planned and fit.
 
@@ -90,7 +90,7 @@ def with_ways_out(
     return _does_not_fit(error, spec, inventory, machines)
 
 
-def other_ways(spec: SettledSpec, inventory: Inventory, planned: Planned) -> list[Way]:
+def other_ways(spec: SettledSpec, inventory: Inventory, planned: MakePlan) -> list[Way]:
     """Return the nearest split with producers and consumers that fits, else aggregated engines."""
     for group in _alternatives(spec, inventory):
         for way in _fitting(group, spec, inventory, planned):
@@ -98,7 +98,7 @@ def other_ways(spec: SettledSpec, inventory: Inventory, planned: Planned) -> lis
     return []
 
 
-def longer_context(plan: Plan, inventory: Inventory, planned: Planned) -> Way | None:
+def longer_context(plan: SizedPlan, inventory: Inventory, planned: MakePlan) -> Way | None:
     """Return the nearest split with at least half of the model's context; else with the longest.
 
     None if no split has a longer context than the plan.
@@ -119,7 +119,7 @@ def longer_context(plan: Plan, inventory: Inventory, planned: Planned) -> Way | 
     return best
 
 
-def smallest_machines(spec: SettledSpec, inventory: Inventory, planned: Planned) -> list[str]:
+def smallest_machines(spec: SettledSpec, inventory: Inventory, planned: MakePlan) -> list[str]:
     """Return the smallest machines on which one engine holds the model: "8 GPUs of 96 GiB"."""
     vendor = vendor_named(spec.vendor)
     found: list[str] = []
@@ -138,7 +138,7 @@ def smallest_machines(spec: SettledSpec, inventory: Inventory, planned: Planned)
 
 
 def _fitting(
-    all_changes: Sequence[Changes], spec: SettledSpec, inventory: Inventory, planned: Planned
+    all_changes: Sequence[Changes], spec: SettledSpec, inventory: Inventory, planned: MakePlan
 ) -> Iterator[Way]:
     """Yield the changes that give a plan.
 

@@ -72,7 +72,9 @@ def stated_facts(
     vendor = chosen_vendor(spec, machine)
     chosen = spec.runtime if spec.runtime != "auto" else runtime
     if chosen == "process":
-        installed = _installed(spec) if not inventory and here.gpus_of(vendor) else _UNKNOWN
+        # What is installed beside assumed GPUs is not what would run there.
+        real = not inventory and (vendor == "cpu" or here.gpus_of(vendor))
+        installed = _installed(spec) if real else _UNKNOWN
         return Facts(machine, vendor, chosen, named_programs(spec), installed)
     images = stack_images(spec, vendor)
     if images.engine.vllm is not None:
@@ -82,7 +84,7 @@ def stated_facts(
 
 
 def _installed(spec: StackSpec) -> tuple[str | None, str | None]:
-    """Return this machine's versions of vLLM and LMCache, by which a connector is chosen."""
+    """Return this machine's versions of vLLM and LMCache."""
     with suppress(PdkitError):
         return engine_versions(named_programs(spec).engine_python)
     return _UNKNOWN

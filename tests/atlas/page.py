@@ -25,7 +25,7 @@ what they ran). Bytes of KV are those of one token over all layers, in bfloat16 
 vLLM's own KV cache specification; where vLLM could not give one on the machine that wrote this page, they are the kit's estimate, which is
 marked with *. `deploy up` asks the engines' own vLLM; `deploy plan` estimates until then.
 
-The values of each `config.json` are in `tests/atlas/models.yaml`, from the page of that name on the Hugging Face hub. Write this page anew:
+The values of each `config.json` are in `tests/atlas/models.yaml`, as the model's page on the Hugging Face hub had them or its class in transformers has by default. Write this page anew:
 `UPDATE_GOLDENS=1 .venv/bin/python -m pytest tests/unit/config/test_atlas.py -m "full or not full"`.
 
 | model | kind | bytes of KV a token | context | `lmcache` | `lmcache-mp` |
@@ -65,7 +65,13 @@ def _verdict(row: Row, model: Model, connector: str) -> str:
     )
     machine = Inventory(64, 1 << 20)
     try:
-        check_kind(spec, replace(model, ref="m"), vendor_named("cuda"), machine)
+        check_kind(
+            spec,
+            replace(model, ref="m"),
+            vendor_named("cuda"),
+            machine,
+            shares_kv=True,
+        )
     except ConfigError:
         return f"refused: {_why(model)}"
     return "planned"
@@ -79,4 +85,6 @@ def _why(model: Model) -> str:
         return "layers with a state"
     if kind.window and not model.idle_window:
         return "a window in every layer"
+    if model.shape and model.shape.others:
+        return "KV of several sizes"
     return "several KV groups"

@@ -37,7 +37,8 @@ def test_plan_states_every_limit(
     assert data["staging"]["bytes_per_rank"] > 0 and data["redis"]["memory_mib"] > 0
     assert set(data["deadlines"]) == {"lookup_s", "load_s", "store_s", "silent_s"}
     shown = deploy_here(*asked, **where).stdout
-    assert f"{a_token} bytes of KV per token, bfloat16" in shown
+    estimated = " (estimated from config.json), bfloat16"
+    assert f"{a_token} bytes of KV per token{estimated}" in shown
     assert f"staging for each of {ranks} ranks" in shown
     assert f"values of {value:,} bytes" in shown
     assert f"load {data['deadlines']['load_s']:g} s" in shown

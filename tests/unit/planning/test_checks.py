@@ -10,7 +10,7 @@ import pytest
 
 from deploy.config.kinds import Kind
 from deploy.config.model import Model
-from deploy.config.shape import ModelShape
+from deploy.config.shape import ModelShape, OtherLayers
 from deploy.config.vendors import vendor_named
 from deploy.errors import ConfigError
 from deploy.planning.gpus import with_assumed_gpus
@@ -211,6 +211,10 @@ def of(**kind: Any) -> Model:
     return Model("/models/m", "m", "folder", SHAPE, kind=Kind(**kind))
 
 
+# Layers of full attention have other heads than windows, as in Gemma 4.
+TWO_SIZES = replace(of(), shape=replace(SHAPE, others=(OtherLayers(4, 2, 1024),)))
+
+
 @pytest.mark.parametrize(
     ("fields", "words", "hint"),
     [
@@ -229,6 +233,7 @@ def of(**kind: Any) -> Model:
             "several groups",
             "another kind",
         ),
+        ({"model": TWO_SIZES}, "KV of several sizes, by layer", "--topology 1a"),
         ({"machine": SLOW, "engine": {"args": FP8}}, "fp8 needs AVX-512", "--kv-cache-dtype"),
         ({"machine": SLOW, "engine": {"args": ["--kv_cache_dtype=fp8_e4m3"]}}, "fp8", "leave"),
     ],
@@ -251,6 +256,10 @@ def test_unsupported_models_are_refused_by_name(
         {"model": of(window=4096)},
         {"model": of(window=262144)},
         {"model": replace(of(), shape=replace(SHAPE, groups=1))},
+        {"model": TWO_SIZES, "topology": "1a"},
+        {"model": of(state="layer_types: mamba"), "topology": "1a"},
+        {"model": of(groups="compress_ratios"), "topology": "2a"},
+        {"model": of(window=256), "topology": "1a"},
         {"machine": MACHINE, "engine": {"args": FP8}},
         {"machine": SLOW, "engine": {"args": ["--kv-cache-dtype", "auto"]}},
     ],

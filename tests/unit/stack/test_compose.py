@@ -651,7 +651,7 @@ class TestEngines:
             for engine in case.engines.values():
                 command = engine["command"]
                 said = command[command.index("--kv-transfer-config") + 1]
-                own = "connector" if uses_lmcache_inside(case) else "mp_connector"
+                own = "connector" if uses_lmcache_inside(case) else "server_connector"
                 assert json.loads(said)["kv_connector_module_path"] == f"pdkit_connector.{own}"
                 (folder,) = (
                     mount["target"]

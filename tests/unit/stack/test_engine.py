@@ -207,13 +207,17 @@ def argv_of(prepared: Make, model: Model, **fields: object) -> tuple[str, ...]:
 MLA = replace(
     FOLDER_MODEL,
     kind=Kind(mla=True),
-    shape=ModelShape(61, 128, 128, 576, 163840, 576, (OtherLayers(61, 1, 132, item_bytes=1),)),
+    shape=ModelShape(61, 128, 128, 576, 163840, 576),
 )
+INDEXER = OtherLayers(61, 1, 132, item_bytes=1)
+SPARSE_MLA = replace(MLA, shape=ModelShape(61, 128, 128, 576, 163840, 576, (INDEXER,)))
 
 
 def test_vllm_chooses_the_blocks_of_latent_attention_on_cuda(prepared: Make) -> None:
     """Sparse MLA has no back end for blocks of 16 there, and dense MLA loses the fast ones."""
     assert "--block-size" not in argv_of(prepared, MLA, vendor="cuda")
+    through = {"vendor": "cuda", "connector": "lmcache-mp"}
+    assert "--block-size" not in argv_of(prepared, SPARSE_MLA, **through)
     asked = argv_of(prepared, MLA, vendor="cuda", engine={"block_size": 64})
     assert asked[asked.index("--block-size") + 1] == "64"
     for vendor, model in (("rocm", MLA), ("cuda", FOLDER_MODEL)):
