@@ -140,6 +140,8 @@ class Plan:
         max_model_len: longest prompt and answer, in tokens, if known.
         gpu_share: the part of a GPU's memory that an engine may use.
         memory_mib: of all services.
+        smallest_machines: that hold the model with one engine: "1 GPU of 24 GiB"; empty if its size
+            is unknown, and on CPUs.
         notes: what to know, one line each.
         inventory: the machine that the plan is for.
     """
@@ -172,6 +174,7 @@ class Plan:
     save_decode_cache: bool
     engines: Sequence[PlannedEngine]
     remote_engines: Sequence[RemoteEngine]
+    smallest_machines: Sequence[str]
     notes: Sequence[str]
     inventory: Inventory
 

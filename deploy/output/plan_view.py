@@ -20,12 +20,14 @@ def plan_view(prepared: Prepared) -> str:
     plan = prepared.plan
     shared = plan.url + (", with a key" if plan.keyed else "")
     choice = prepared.connector_choice
+    least = prepared.smallest_machines
     facts = [
         f"stack    {plan.name}: {plan.topology} on {plan.vendor.name}, runtime {plan.runtime}",
         f"model    {plan.model.served_name} ({plan.model.ref})",
         f"context  {_context(plan)}, block {_block(plan)}, "
         f"chunk {plan.chunk_size}{_a_token(plan)}, {plan.dtype}",
         f"memory   {size(plan.memory_mib)} expected{_staging(plan)}",
+        *([f"least    {' or '.join(least)}, for one engine"] if least else []),
         f"store    {_store(prepared)}",
         *([f"sharing  {choice}"] if choice else []),
         *([f"limits   {_limits(plan)}"] if plan.uses_redis else []),
@@ -177,6 +179,7 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             remote_engines=[
                 document.RemoteEngine(one.name, one.role, one.url) for one in plan.remote
             ],
+            smallest_machines=prepared.smallest_machines,
             notes=prepared.notes,
             inventory=prepared.inventory,
         )

@@ -119,8 +119,22 @@ def longer_context(plan: SizedPlan, inventory: Inventory, planned: MakePlan) -> 
     return best
 
 
+def least_that_holds(plan: SizedPlan, inventory: Inventory, planned: MakePlan) -> list[str]:
+    """Return the smallest machines for a model; empty on CPUs, and if its size is unknown."""
+    if not vendor_named(plan.spec.vendor).has_gpus or not plan.model.weight_bytes:
+        return []
+    try:
+        return smallest_machines(plan.spec, inventory, planned)
+    except _Blocked:
+        return []
+
+
 def smallest_machines(spec: SettledSpec, inventory: Inventory, planned: MakePlan) -> list[str]:
-    """Return the smallest machines on which one engine holds the model: "8 GPUs of 96 GiB"."""
+    """Return the smallest machines on which one engine holds the model: "8 GPUs of 96 GiB".
+
+    Raises:
+        _Blocked: another setting stops every plan.
+    """
     vendor = vendor_named(spec.vendor)
     found: list[str] = []
     fewest = _OF_ONE_MACHINE + 1

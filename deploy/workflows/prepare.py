@@ -26,7 +26,8 @@ from deploy.connector.pdkit_connector.identity.model_files import (
 )
 from deploy.home_folder import default_hub_cache
 from deploy.planning.inventory import Inventory
-from deploy.planning.plan import Plan, make_plan
+from deploy.planning.plan import Plan, make_plan, plan_as_asked
+from deploy.planning.ways_out import least_that_holds
 from deploy.runtime.home import Home
 from deploy.runtime.last_measured import last_measured
 from deploy.tiny_model import config_json, model_folder_name
@@ -121,6 +122,15 @@ class Prepared:
     def hub_cache(self) -> Path:
         """The folder of this machine that holds models of the hub, or will."""
         return self.facts.software.hub_folder(self.spec) or Path(default_hub_cache())
+
+    @cached_property
+    def smallest_machines(self) -> list[str]:
+        """The smallest machines that hold the model: "1 GPU of 24 GiB"; empty if unknown."""
+        return least_that_holds(
+            self.plan,
+            self.inventory,
+            lambda spec, on: plan_as_asked(spec, self.model, on, restored=True),
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deploy.config.model import Model, ModelShape
 from deploy.errors import ConfigError, MissingGpus, NotEnoughMemory, PdkitError
+from deploy.output.plan_view import plan_view
 from deploy.planning.inventory import Gpu, Inventory
 from deploy.planning.notes import plan_notes
 from deploy.planning.plan import Plan
@@ -171,3 +173,20 @@ def test_large_weights_have_time_to_be_read(plan: Make, of: Model, seconds: floa
     fields = {"machine": machine(8, 192), "vendor": "cuda", "topology": "1a", "tp": 8}
     assert plan(model=of, **fields).ready_s == pytest.approx(seconds)
     assert plan(model=of, timeouts={"ready_s": 5}, **fields).ready_s == 5
+
+
+def test_a_plan_knows_the_smallest_machines_for_its_model(
+    plan: Make, prepared: Callable[..., Any]
+) -> None:
+    on = machine(8, 80)
+    made = prepared(given=LLAMA_8B, machine=on, vendor="cuda")
+    assert made.smallest_machines == ["2 GPUs of 16 GiB", "1 GPU of 24 GiB"]
+    assert "least    2 GPUs of 16 GiB or 1 GPU of 24 GiB, for one engine" in plan_view(made)
+    alone = {"vendor": "cuda", "topology": "1a"}
+    assert plan(model=LLAMA_8B, machine=machine(2, 16), tp=2, **alone)
+    assert plan(model=LLAMA_8B, machine=machine(1, 24), **alone)
+    with pytest.raises(NotEnoughMemory):
+        plan(model=LLAMA_8B, machine=machine(1, 16), **alone)
+    assert prepared(given=LLAMA_8B).smallest_machines == [], "on CPUs"
+    unknown = replace(LLAMA_8B, weight_bytes=None)
+    assert prepared(given=unknown, machine=on, vendor="cuda").smallest_machines == []
