@@ -75,7 +75,9 @@ def test_the_page_is_current() -> None:
 def test_the_installed_vllm_says_what_is_recorded(tmp_path: Path) -> None:
     answers = tmp_path / "readings.json"
     path = os.pathsep.join((str(REPO), str(REPO / "deploy" / "connector")))
-    environ = {**os.environ, "PYTHONPATH": path, "VLLM_CACHE_ROOT": str(tmp_path)}
+    # Code that some models import wants a home in which it can write.
+    home = {"HOME": str(tmp_path), "VLLM_CACHE_ROOT": str(tmp_path)}
+    environ = {**os.environ, "PYTHONPATH": path, **home}
     command = (sys.executable, "-m", "tests.atlas.read", str(answers))
     subprocess.run(command, env=environ, check=True, capture_output=True, timeout=1200, cwd=REPO)
     if os.environ.get("UPDATE_GOLDENS"):
