@@ -1,7 +1,7 @@
 """Send each request to a producer, then to a consumer; or to one aggregated engine.
 
 Prefill first: a copy of the request that asks for one token goes to a producer, which answers when
-the prompt's KV is in the store. Then the request itself goes to a consumer.
+the prompt's KV can be loaded. Then the request itself goes to a consumer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import resource
 import signal
 import socket
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from pdkit_router.handoff import Admission, Handoff
+from pdkit_router.handoff.direct import Direct
+from pdkit_router.handoff.store import Store
 from pdkit_router.membership import ROLES, Discovery, Drains, source
 from pdkit_router.metrics import FrontDoor, MetricsDoor, RouterMetrics
 from pdkit_router.request import Doorkeeper
@@ -36,6 +40,7 @@ _LEAVE_IDLE_S = 1.0  # for clients that are about to send their next request
 # A listening socket that outlives the router, so that clients wait while it is started again.
 _LISTEN_ENV = "PDKIT_LISTEN_FD"
 _FILES_A_CLIENT = 3
+HANDOFFS: Mapping[str, Handoff] = {one.name: one for one in (Store(), Direct())}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,6 +72,18 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--drain-file", type=Path, help="file with the names of drained engines")
     options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
+    options.add_argument(
+        "--handoff", choices=list(HANDOFFS), default=Store.name,
+        help="how KV gets from a producer to a consumer",
+    )  # fmt: skip
+    options.add_argument(
+        "--max-handoffs", type=int, default=32, metavar="N",
+        help="direct hand-offs of a producer that may hold its KV blocks at once",
+    )  # fmt: skip
+    options.add_argument(
+        "--handoff-lease-s", type=float, default=30.0, metavar="S",
+        help="seconds that a producer holds the blocks of a hand-off that nobody reads",
+    )  # fmt: skip
     options.add_argument(
         "--otlp-endpoint", metavar="http://HOST:PORT", help="send traces to this collector"
     )
@@ -112,6 +129,8 @@ async def _run(given: argparse.Namespace, key: str, engine_key: str) -> None:
         given.degrade,
         given.answer_s,
         Counter(),
+        HANDOFFS[given.handoff],
+        Admission(given.max_handoffs, given.handoff_lease_s),
     )
     if given.otlp_endpoint:
         forwarder.tracer = Tracer(given.otlp_endpoint, given.stack, forwarder.counts)
@@ -200,6 +219,10 @@ def main() -> None:
     has = {role: role in found or bool(getattr(given, role)) for role in ROLES}
     if (has["producer"] and has["consumer"]) == has["engine"]:
         options.error("either --producer and --consumer, or --engine; or --engines-from of each")
+    if has["engine"] and given.handoff != Store.name:
+        options.error(f"--handoff {given.handoff} needs --producer and --consumer")
+    if given.max_handoffs < 1:
+        options.error("--max-handoffs must be at least 1")
     key, engine_key = _key(options, given.key_file), _key(options, given.engine_key_file)
     logging.basicConfig(
         level=logging.INFO,

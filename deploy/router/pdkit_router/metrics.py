@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
+from pdkit_router.handoff import OUTCOMES
 from pdkit_router.request import OWN, Refused, Request
 from pdkit_router.route import Forwarder, Group
 from pdkit_router.serve import ClientResponse
@@ -20,11 +21,14 @@ _COUNTED = {
     "spans_sent": "spans that the OpenTelemetry collector accepted",
     "spans_dropped": "spans that the OpenTelemetry collector did not accept in time",
 }
+_HANDOFFS = "hand-offs of a prompt's KV from a prefill to its decode"
 _GAUGES = {
     "healthy": "1 if the engine answers",
     "busy": "its requests",
     "awaited": "requests it is answering, without those that wait for slow clients",
     "drained": "1 if it gets no new requests",
+    "handoffs": "hand-offs that may hold its KV blocks",
+    "abandoned": "those of them that no consumer will read, until their lease ends",
 }
 
 
@@ -80,6 +84,13 @@ class RouterMetrics:
             yield f"# TYPE pdkit_router_{name}_total counter"
             yield f"pdkit_router_{name}_total {counts[name]}"
         producers, consumers = self._forwarder.producers, self._forwarder.consumers
+        if producers.wanted:
+            yield f"# HELP pdkit_router_handoffs_total {_HANDOFFS}"
+            yield "# TYPE pdkit_router_handoffs_total counter"
+            protocol = self._forwarder.handoff.name
+            for outcome in OUTCOMES:
+                labels = f'protocol="{protocol}",outcome="{outcome}"'
+                yield f"pdkit_router_handoffs_total{{{labels}}} {counts[f'handoffs_{outcome}']}"
         last = "consumer" if producers.wanted else "aggregated"
         groups = (("producer", producers), (last, consumers))
         for name, meaning in _GAUGES.items():
@@ -92,6 +103,8 @@ class RouterMetrics:
                         "busy": engine.busy,
                         "awaited": engine.connections.awaited,
                         "drained": int(engine.drained),
+                        "handoffs": engine.handoffs,
+                        "abandoned": engine.abandoned,
                     }[name]
                     labels = f'engine="{engine.name}",role="{role}"'
                     yield f"pdkit_router_engine_{name}{{{labels}}} {value}"

@@ -282,24 +282,31 @@ class Trace:
     """The outcome of a request.
 
     Attributes:
+        handoff: the outcome of a direct hand-off; "" of others.
+        engine_id: with which the ids begin that engines get; "" if they get the client's.
         cached: tokens of the prompt that the last engine did not compute; "" if it does not say.
     """
 
     producer: str = "-"
     consumer: str = "-"
     tries: int = 0
+    handoff: str = ""
+    engine_id: str = ""
     cached: str = ""
 
     def header(self) -> str:
         """Return the trace as the value of a response header."""
         found = f"producer={self.producer}; consumer={self.consumer}; tries={self.tries}"
-        return f"{found}; cached={self.cached}" if self.cached else found
+        more = {"handoff": self.handoff, "id": self.engine_id, "cached": self.cached}
+        return found + "".join(f"; {name}={value}" for name, value in more.items() if value)
 
     def attributes(self) -> dict[str, str | int]:
         """Return it as a span of the request has it."""
         cached = {"pdkit.cached_tokens": int(self.cached)} if self.cached else {}
         named = {"pdkit.producer": self.producer, "pdkit.consumer": self.consumer}
-        return {**named, "pdkit.tries": self.tries, **cached}
+        direct = {"pdkit.handoff": self.handoff, "pdkit.engine_id": self.engine_id}
+        given = {name: value for name, value in direct.items() if value}
+        return {**named, "pdkit.tries": self.tries, **given, **cached}
 
     def read(self, answer: bytes | bytearray) -> bool:
         """Note the cached tokens of an answer or an event; return whether it has them."""

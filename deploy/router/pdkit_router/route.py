@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import re
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pdkit_router.handoff import Admission, Fields, Handoff, Ticket
+from pdkit_router.handoff.store import Store
 from pdkit_router.request import PREFILL, Refused, Request, as_utf8, parsed
 from pdkit_router.resume import (
     COMPLETIONS,
@@ -30,7 +34,7 @@ from pdkit_router.resume import (
 )
 from pdkit_router.serve import ClientResponse
 from pdkit_router.tracing import Span, Tracer, step
-from pdkit_router.upstream import Engine, EngineLost, Exchange
+from pdkit_router.upstream import Buffer, Engine, EngineLost, Exchange
 
 _log = logging.getLogger("router")
 
@@ -83,23 +87,34 @@ class Group:
         """Return an empty key: this choice ignores the prompt."""
         return ()
 
+    def there(self, without: Collection[Engine], first: int = 0) -> Sequence[Engine]:
+        """Return the engines that can be asked, from the `first` on.
+
+        A silent one may only be slow, which is better than nothing.
+        """
+        turns = (*self.all[first:], *self.all[:first])
+        left = [engine for engine in turns if engine not in without and not engine.drained]
+        up = [engine for engine in left if engine.state == "up"]
+        return up or [engine for engine in left if engine.state == "silent"]
+
     def choose(
         self,
         without: Collection[Engine],
         beginning: Sequence[bytes] = (),  # noqa: ARG002
+        takes: Callable[[Engine], bool] | None = None,
     ) -> Engine | None:
         """Return the engine with the fewest requests among those that are there, None without any.
 
-        A silent one may only be slow, which is better than nothing.
+        Args:
+            without: engines that are left out.
+            beginning: of the prompt.
+            takes: tells whether an engine can take one more request; all can without it.
         """
         count = len(self.all) or 1
         first = (self._chosen + (self._chosen // count if self._slips else 0)) % count
         self._chosen += 1
-        turns = (*self.all[first:], *self.all[:first])
-        left = [engine for engine in turns if engine not in without and not engine.drained]
-        up = [engine for engine in left if engine.state == "up"]
-        there = up or [engine for engine in left if engine.state == "silent"]
-        return min(there, key=lambda engine: engine.busy, default=None)
+        there = self.there(without, first)
+        return min(filter(takes, there) if takes else there, key=lambda e: e.busy, default=None)
 
 
 class Everyone(Group):
@@ -133,9 +148,14 @@ class PrefixGroup(Group):
         """Return a name for each block of a prompt's beginning."""
         return tuple(_blocks(prompt))
 
-    def choose(self, without: Collection[Engine], beginning: Sequence[bytes] = ()) -> Engine | None:
+    def choose(
+        self,
+        without: Collection[Engine],
+        beginning: Sequence[bytes] = (),
+        takes: Callable[[Engine], bool] | None = None,
+    ) -> Engine | None:
         """Return the engine that served the longest beginning, unless it is much busier."""
-        idlest = super().choose(without)
+        idlest = super().choose(without, beginning, takes)
         if idlest is None:
             return None
         known = (self._served.get(block) for block in reversed(beginning))
@@ -180,16 +200,59 @@ _STEERING = ("kv_transfer_params", "ec_transfer_params")
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,128}")
 
 
+@dataclass(frozen=True)
+class Body:
+    """A JSON object, as it came and with fields that are set behind it.
+
+    The last of several equal names counts, and writing a prompt of a million tokens anew would hold
+    up all other requests. Bodies with other fields share the bytes that came.
+
+    Attributes:
+        came: from the client.
+        has_fields: it is not an empty object.
+        added: fields, each with a comma behind it.
+    """
+
+    came: bytes
+    has_fields: bool = True
+    added: bytes = b""
+
+    def having(self, changes: Mapping[str, Any]) -> Body:
+        """Return it with some fields set."""
+        if not changes:
+            return self
+        return replace(self, added=self.added + json.dumps(changes)[1:-1].encode() + b",")
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+    @property
+    def parts(self) -> Sequence[Buffer]:
+        """Return what is sent, one part after the other."""
+        if not self.added:
+            return (self.came,)
+        end = len(self.came.rstrip()) - 1
+        between = b"," if self.has_fields else b""
+        return memoryview(self.came)[:end], between, memoryview(self.added)[:-1], b"}"
+
+
+_NO_HANDOFF = Ticket(Store(), Admission(0, 0), Counter(), {})  # of what one engine answers
+
+
 @dataclass
 class Work:
     """What engines are sent for a request.
 
     Attributes:
+        name: of the request; the client's, if it sent one.
         prefill: the body for a producer, until it has it; None if one engine answers alone.
         beginning: start of the prompt, by which engines are chosen.
         transcript: of an answer that comes in events; None of others.
+        ticket: of the hand-off from a producer to a consumer.
         span: of the request, where it is traced.
         limit: of the time that its tries have.
+        own: the router's own name for it, which no client chooses.
+        attempts: times that it was sent to an engine, in both phases.
         ended: engines that ended while they had it, in both phases.
     """
 
@@ -197,69 +260,104 @@ class Work:
     path: str
     name: str
     content_type: str
-    body: bytes
-    prefill: bytes | None = None
+    body: Body
+    prefill: Body | None = None
     beginning: Sequence[bytes] = ()
     transcript: Transcript | None = None
+    ticket: Ticket = _NO_HANDOFF
     span: Span | None = None
     limit: asyncio.Timeout | None = None
+    own: str = field(default_factory=lambda: secrets.token_hex(16))
+    attempts: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     ended: list[str] = field(default_factory=list)
 
 
 def work(
-    request: Request, *, others: bool, beginning: Callable[[Any], Sequence[bytes]] = lambda _: ()
+    request: Request,
+    *,
+    others: bool,
+    beginning: Callable[[Any], Sequence[bytes]] = lambda _: (),
+    handoff: Callable[[str, Fields], Ticket] = lambda _path, _fields: _NO_HANDOFF,
 ) -> Work:
-    """Return the body for engines; the request keeps no copy of it.
+    """Return the bodies for engines; the request keeps no copy of its own.
 
     Args:
         others: more than one engine can answer, so that a stream may outlive the first.
         beginning: of a prompt; the prompt itself, an object for each token, is not kept.
+        handoff: makes the ticket of a request, by its path and fields.
 
     Raises:
         Refused: the body is no JSON object that an engine could read.
     """
-    body, prefill, transcript = bytes(request.body), None, None
+    came, prefill, transcript = bytes(request.body), None, None
     request.body.clear()
     blocks: Sequence[bytes] = ()
+    ticket = _NO_HANDOFF
     if request.method == "GET":
-        body = b""
+        body = Body(b"")
     else:
-        body = as_utf8(body)
-        fields = parsed(request.path, body)
+        came = as_utf8(came)
+        fields = parsed(request.path, came)
         steering = {name: None for name in _STEERING if name in fields}
         extra = fields.get("vllm_xargs")
         if isinstance(extra, dict) and not extra.keys().isdisjoint(_STEERING):
             steering["vllm_xargs"] = None
-        body = _with(body, fields, steering)
+        body = Body(came, bool(fields)).having(steering)
         if changes := PREFILL.get(request.path):
             wanted = {name: value for name, value in changes.items() if _is_set(name, fields)}
-            prefill = _with(body, fields, wanted)
+            ticket = handoff(request.path, fields)
+            prefill = body.having({**wanted, **ticket.asks})
             blocks = beginning(next((fields[name] for name in _PROMPTS if name in fields), None))
             if fields.get("stream"):
                 transcript = begin_transcript(request.path, fields, others=others)
                 if not transcript.problem:
-                    body = _with(body, fields, {"return_token_ids": True})
+                    body = body.having({"return_token_ids": True})
     given = request.header("content-type") or ""
     content_type = given if _CONTENT_TYPE.fullmatch(given) else "application/octet-stream"
-    name = request.name()
-    return Work(request.method, request.path, name, content_type, body, prefill, blocks, transcript)
+    return Work(
+        request.method, request.path, request.name(), content_type, body, prefill, blocks,
+        transcript, ticket,
+    )  # fmt: skip
 
 
 def _is_set(name: str, fields: Mapping[str, Any]) -> bool:
     return name in _LIMITS or name in fields
 
 
-def _with(body: bytes, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
-    """Return a JSON object with some fields set.
+@dataclass
+class Tries:
+    """The engines of one phase of a request, as they are tried.
 
-    They are appended: the last of several equal names counts, and writing a prompt of a million
-    tokens anew would hold up all other requests.
+    Attributes:
+        tried: they are not chosen again, but for stale ones.
+        stale: their old connection broke off. They are asked once more, on a new one, if there is
+            no other to try. Until then they count as broken: a request that breaks engines looks
+            alike.
+        broken: how many broke off or failed.
     """
-    if not changes:
-        return body
-    added = json.dumps(changes)[1:]
-    start = body.rstrip()[:-1]
-    return start + (b"," if fields else b"") + added.encode()
+
+    group: Group
+    beginning: Sequence[bytes]
+    tried: set[Engine]
+    stale: set[Engine] = field(default_factory=set)
+    broken: int = 0
+
+    def there(self) -> Collection[Engine]:
+        """Return the engines of which one is chosen next."""
+        fresh = self.group.there(self.tried) if self.broken < _MOST_BROKEN else ()
+        return fresh or (self.group.there(self._but_stale()) if self.stale else ())
+
+    def choose(self, takes: Callable[[Engine], bool] | None) -> Engine | None:
+        """Return the next engine to try, if one is left that `takes` it."""
+        engine = None
+        if self.broken < _MOST_BROKEN:
+            engine = self.group.choose(self.tried, self.beginning, takes)
+        if engine is None and self.stale:
+            engine = self.group.choose(self._but_stale(), takes=takes)
+        return engine
+
+    def _but_stale(self) -> Collection[Engine]:
+        return set(self.group.all) - self.stale
 
 
 class NoEngine(Exception):
@@ -315,6 +413,8 @@ class Forwarder:
         degrade: what happens to requests where no producer is left.
         answer_s: for the first byte of an answer, all tries together.
         counts: what the metrics page tells.
+        handoff: from a prefill to its decode.
+        admission: of hand-offs that hold blocks of a producer.
         context: tokens that prompt and answer may have, as engines say.
         tracer: where requests are traced.
     """
@@ -324,6 +424,8 @@ class Forwarder:
     degrade: Degrade
     answer_s: float
     counts: Counter[str]
+    handoff: Handoff = field(default_factory=Store)
+    admission: Admission = field(default_factory=lambda: Admission(32, 30.0))
     budget: Budget = field(default_factory=Budget)
     turns: Turns = field(default_factory=Turns)
     context: int = 0
@@ -350,13 +452,18 @@ class Forwarder:
     ) -> None:
         last = self.consumers
         await self.turns.wait(len(request.body))
-        todo = work(request, others=len(last.all) > 1, beginning=last.beginning)
+        todo = work(
+            request, others=len(last.all) > 1, beginning=last.beginning, handoff=self._ticket
+        )
         todo.span = span
+        trace.engine_id = todo.own if self.handoff.own_ids else ""
         self.counts["requests"] += 1
         traced = request.header(TRACE) is not None
 
         async def use(engine: Engine, exchange: Exchange) -> None:
             trace.consumer = engine.name
+            todo.ticket.settle()
+            trace.handoff = todo.ticket.outcome if self.handoff.pins else ""
             streams = exchange.content_type.startswith(_EVENTS)
             if not streams:
                 await exchange.beginning()
@@ -383,7 +490,7 @@ class Forwarder:
             async with asyncio.timeout(self.answer_s) as limit:
                 todo.limit = limit
                 if todo.prefill is not None and self.producers.wanted:
-                    await self._prefill(todo, trace)
+                    await self._prefill(todo, todo.prefill, trace)
                 group = self._everyone if todo.prefill is None else last
                 todo.prefill = None
                 await self._try(group, todo, todo.body, trace, use)
@@ -396,6 +503,12 @@ class Forwarder:
         except asyncio.CancelledError:
             self.counts["cancelled"] += 1
             raise
+        finally:
+            todo.ticket.settle()
+
+    def _ticket(self, path: str, fields: Fields) -> Ticket:
+        asks = self.handoff.asks(path, fields)
+        return Ticket(self.handoff, self.admission, self.counts, asks)
 
     async def _give_up(self, left: NoEngine, todo: Work, answer: ClientResponse) -> None:
         """Pass on the last engine's failure; raise Refused if that engine is gone, too."""
@@ -405,20 +518,21 @@ class Forwarder:
             raise Refused(503, "no engine can answer", retry_after_s=1) from None
         whole(left.last[1], (("x-request-id", todo.name),), answer)
 
-    async def _prefill(self, todo: Work, trace: Trace) -> None:
-        """Have a producer store the prompt's KV.
+    async def _prefill(self, todo: Work, body: Body, trace: Trace) -> None:
+        """Have a producer compute the prompt's KV, and hand it over.
 
         Where it refuses the request, so will the consumer, which says it of the whole request.
         """
 
         async def use(engine: Engine, exchange: Exchange) -> None:
-            exchange.pass_to(lambda _: None)
-            await exchange.ended
+            await todo.ticket.take(exchange)
             trace.producer = engine.name
 
+        todo.ticket.begin()
         try:
-            await self._try(self.producers, todo, todo.prefill or b"", trace, use)
+            await self._try(self.producers, todo, body, trace, use)
         except NoEngine:
+            todo.ticket.fail()
             if len(todo.ended) >= _MOST_ENDED:
                 raise
             self.counts["degraded"] += 1
@@ -426,7 +540,7 @@ class Forwarder:
                 raise Refused(503, "no producer can compute", retry_after_s=1) from None
 
     async def _try(
-        self, group: Group, todo: Work, body: bytes, trace: Trace, use: Use,
+        self, group: Group, todo: Work, body: Body, trace: Trace, use: Use,
         lost: Collection[Engine] = (),
     ) -> None:  # fmt: skip
         """Have `use` take the answer of an engine, and of another one if that breaks off.
@@ -437,28 +551,23 @@ class Forwarder:
         Raises:
             NoEngine: none is left, or no try, or two engines have ended by this request.
         """
-        # Engines whose old connection broke off are asked once more, on a new one, if there is no
-        # other to try. Until then they count as broken: a request that breaks engines looks alike.
-        tried, stale = set(lost), set[Engine]()
-        last, broken = None, 0
-        headers = (("content-type", todo.content_type), ("x-request-id", todo.name))
-        while engine := (
-            (group.choose(tried, todo.beginning) if broken < _MOST_BROKEN else None)
-            or (group.choose(set(group.all) - stale) if stale else None)
-        ):
-            if tried:
-                if not self.budget.take():
-                    break
-                self.counts["retries"] += 1
-            again = engine in stale
-            stale.discard(engine)
-            tried.add(engine)
+        tries, ticket, last = Tries(group, todo.beginning, set(lost)), todo.ticket, None
+        prefills = group is self.producers
+        admission = ticket.admission if prefills else None
+        while engine := await self._next(tries, admission):
+            again = engine in tries.stale
+            tries.stale.discard(engine)
+            tries.tried.add(engine)
             trace.tries += 1
             engine.busy += 1
+            given: Fields = {}
+            if prefills:
+                ticket.ask(engine)
+            else:
+                given = ticket.send(streams=todo.transcript is not None)
             try:
                 with step(todo.span, self._phase(group), engine.name, todo.limit) as span:
-                    named = span.headers() if span else ()
-                    request = engine.request(todo.method, todo.path, (*headers, *named), body)
+                    request = self._request(engine, todo, body.having(given), span)
                     async with engine.exchange(request, for_client=True) as exchange:
                         if span:
                             span.answered(exchange.status)
@@ -466,22 +575,43 @@ class Forwarder:
                         if exchange.status not in _FAILED:
                             await use(engine, exchange)
                             return
+                        ticket.lose(asked=True)
                         await exchange.rest()
                         last = engine, exchange
-                        broken += 1
+                        tries.broken += 1
                         if exchange.status == 500:
                             await self._note_end(engine, todo)
             except EngineLost as exc:
-                broken += exc.asked
+                tries.broken += exc.asked
+                ticket.lose(asked=exc.asked)
                 if not exc.asked:
                     engine.lost()
                 elif not await self._note_end(engine, todo) and exc.stale and not again:
-                    stale.add(engine)
+                    tries.stale.add(engine)
             finally:
                 engine.busy -= 1
             if len(todo.ended) >= _MOST_ENDED:
                 break
         raise NoEngine(last)
+
+    async def _next(self, tries: Tries, admission: Admission | None) -> Engine | None:
+        """Return the engine to try next, once it may have a hand-off more; None without any."""
+        if admission:
+            await admission.wait(tries.there, again=bool(tries.tried))
+        engine = tries.choose(admission.has_room if admission else None)
+        if engine and tries.tried:
+            if not self.budget.take():
+                return None
+            self.counts["retries"] += 1
+        return engine
+
+    def _request(self, engine: Engine, todo: Work, body: Body, span: Span | None) -> bytes:
+        """Return what an engine is sent; its id, and so its blocks', is that of this try alone."""
+        own = f"{todo.own}-{next(todo.attempts)}"
+        name = own if self.handoff.own_ids else todo.name
+        headers = (("content-type", todo.content_type), ("x-request-id", name))
+        traced = span.headers() if span else ()
+        return engine.request(todo.method, todo.path, (*headers, *traced), *body.parts)
 
     async def _note_end(self, engine: Engine, todo: Work) -> bool:
         """Tell whether an engine that failed on a request has ended; note it if so.
@@ -567,7 +697,7 @@ class Forwarder:
                 if settled is None:
                     return "its token ids do not match its text"
                 rest = events.transcript.rest(settled, self.context)
-                todo = replace(todo, path=COMPLETIONS, content_type=_JSON, body=rest)
+                todo = replace(todo, path=COMPLETIONS, content_type=_JSON, body=Body(rest))
 
             async def use(engine: Engine, exchange: Exchange) -> None:
                 if exchange.status != 200:

@@ -35,6 +35,7 @@ _SILENT_S, _LONG_SILENT_S = 5.0, 30.0
 _WARM_UP_S, _WARM_UP_TRIES = 20.0, 3
 
 State = Literal["up", "silent", "down"]
+Buffer = bytes | memoryview
 
 
 class EngineLost(Exception):
@@ -292,6 +293,9 @@ class Engine:
         gone: it took no connection, so that its process must be another one when it answers.
         asked: for its health, once at least.
         unlisted: it lists no models, and the log says so.
+        handoffs: of a producer, those that may hold its KV blocks.
+        abandoned: those of them that no consumer will read.
+        restarts: times that it came back as another process.
     """
 
     name: str
@@ -304,22 +308,26 @@ class Engine:
     gone: bool = False
     asked: bool = False
     unlisted: bool = False
+    handoffs: int = 0
+    abandoned: int = 0
+    restarts: int = 0
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
         self.connections = Connections(self.host, self.port)
 
     def request(
-        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+        self, method: str, path: str, headers: Sequence[tuple[str, str]], *body: Buffer
     ) -> bytes:
-        """Return a request as it is sent."""
+        """Return a request as it is sent; its body may come in parts."""
         lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}:{self.port}"]
         lines += [f"{name}: {value}" for name, value in headers]
         if self.key:
             lines.append(f"authorization: Bearer {self.key}")
         if method == "POST":
-            lines.append(f"content-length: {len(body)}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+            lines.append(f"content-length: {sum(map(len, body))}")
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        return b"".join((head, *body))
 
     @asynccontextmanager
     async def exchange(
@@ -381,6 +389,12 @@ class Engine:
             _log.warning("%s does not answer", self.name)
         self.state = "down"
         self.connections.drop_idle()
+
+    def restarted(self) -> None:
+        """Note that its process is another one, which holds no blocks for the old one's answers."""
+        self.restarts += 1
+        self.handoffs -= self.abandoned
+        self.abandoned = 0
 
     @property
     def serves(self) -> bool:
@@ -455,6 +469,7 @@ class HealthChecker:
         engine.unlisted = False
         self._on_context(context)
         if engine.gone:
+            engine.restarted()
             with suppress(EngineLost, TimeoutError):
                 await self._warm_up(engine, name)
         engine.gone = False

@@ -2,6 +2,8 @@
 
 A router, 24 producers and 24 consumers that answer by the prompt, and clients whose every
 request is judged afterwards (`bench/faults`). Each trial is one fault, at a moment by a seed.
+With `--handoff direct` producers answer with parameters, and a consumer answers wrong where they
+come a second time, or with another prompt.
 """
 
 from __future__ import annotations
@@ -46,11 +48,44 @@ def answer_to(prompt: str) -> str:
 ANSWERS = {number: answer_to(prompt) for number, prompt in enumerate(PROMPTS)}
 
 
+@dataclass
+class Blocks:
+    """What producers hold for consumers: the prompt of each hand-off, until it is read.
+
+    Attributes:
+        read: how many were.
+    """
+
+    read: int = 0
+    _prompts: dict[str, str] = field(default_factory=dict)
+
+    def prepare(self, name: str, prompt: str) -> dict[str, str | bool]:
+        assert name not in self._prompts, "two requests with one id"
+        self._prompts[name] = prompt
+        return {"do_remote_prefill": True, "remote_request_id": name}
+
+    def load(self, params: dict[str, str], prompt: str) -> bool:
+        """Tell whether they are of this prompt; whoever reads them later gets another's."""
+        self.read += 1
+        return self._prompts.pop(params["remote_request_id"], None) == prompt
+
+
+BLOCKS = Blocks()
+
+
 async def by_prompt(engine: StandIn, to: Connection) -> None:
     """Answer in four pieces with a pause between them, or whole after the same time."""
     engine.seen.clear()  # nobody reads them, and there are many
     body = to.asked.json
     text = answer_to(body["prompt"])
+    params = body.get("kv_transfer_params") or {}
+    if params.get("do_remote_decode"):
+        await asyncio.sleep(0.01)
+        made = BLOCKS.prepare(to.asked.headers["x-request-id"], body["prompt"])
+        await to.whole(200, json.dumps({"kv_transfer_params": made}).encode())
+        return
+    if params and not BLOCKS.load(params, body["prompt"]):
+        text = answer_to(f"not {text}")
     if not body.get("stream"):
         await asyncio.sleep(0.01)
         await to.whole(200, json.dumps({"choices": [{"text": text}]}).encode())
@@ -78,6 +113,7 @@ class Bed:
     router: subprocess.Popen[bytes] | None = None
     log: str = os.devnull
     drained: Path | None = None
+    options: tuple[str, ...] = ()
     metrics_port: int = field(default_factory=unused_port)
 
     @property
@@ -97,7 +133,7 @@ class Bed:
             (
                 sys.executable, "-m", "pdkit_router", "--host", "127.0.0.1", "--port", "1",
                 "--metrics-host", "127.0.0.1", "--metrics-port", str(self.metrics_port),
-                *named, *drains,
+                *named, *drains, *self.options,
             ),
             env={"PYTHONPATH": ROUTER, "PDKIT_LISTEN_FD": str(held)},
             pass_fds=(held,),
@@ -201,8 +237,17 @@ FAULTS: dict[str, Callable[[Bed, StandIn], None]] = {
 }
 
 
+# So few that some wait, and so short that what is left of a killed consumer is soon forgotten.
+HANDOFFS: dict[str, tuple[str, ...]] = {
+    "store": (),
+    "direct": ("--handoff", "direct", "--max-handoffs", "2", "--handoff-lease-s", "0.5"),
+}
+
+
 @contextmanager
-def bed_of(loop: Loop, seed: int, log: str = os.devnull) -> Iterator[Bed]:
+def bed_of(
+    loop: Loop, seed: int, log: str = os.devnull, options: tuple[str, ...] = ()
+) -> Iterator[Bed]:
     """Set engines and a router that writes to `log` up, for the length of a block."""
     roles = ("producer", "consumer")
     engines = tuple(StandIn(loop, f"{role}-{n}") for n in range(ENGINES) for role in roles)
@@ -213,7 +258,8 @@ def bed_of(loop: Loop, seed: int, log: str = os.devnull) -> Iterator[Bed]:
         tempfile.TemporaryDirectory() as folder,
     ):
         drained = Path(folder) / "drained.json"
-        bed = Bed(loop, engines, listening, random.Random(seed), log=log, drained=drained)
+        bed = Bed(loop, engines, listening, random.Random(seed), log=log, drained=drained,
+                  options=options)  # fmt: skip
         bed.start_router()
         try:
             _answers(bed.port)
@@ -224,12 +270,17 @@ def bed_of(loop: Loop, seed: int, log: str = os.devnull) -> Iterator[Bed]:
                 engine.kill()
 
 
-def run(loop: Loop, fault: str, trials: int, seed: int) -> tuple[Counter[str], list[Asked]]:
+def run(
+    loop: Loop, fault: str, trials: int, seed: int, handoff: str = "store"
+) -> tuple[Counter[str], list[Asked]]:
     """Do a fault again and again under load; return the verdicts, and what went wrong.
 
     What was in flight when a router was killed, and broke off, is named "cut" and expected.
+    "handed over" is not a verdict: so many requests were decoded from a producer's blocks.
     """
-    with bed_of(loop, seed, "/dev/full" if "full disk" in fault else os.devnull) as bed:
+    log = "/dev/full" if "full disk" in fault else os.devnull
+    read = BLOCKS.read
+    with bed_of(loop, seed, log, HANDOFFS[handoff]) as bed:
         history = bed.history
         clients = Clients(
             f"http://127.0.0.1:{bed.port}",
@@ -257,6 +308,8 @@ def run(loop: Loop, fault: str, trials: int, seed: int) -> tuple[Counter[str], l
         bad = [one for one in bad if one not in cut]
         verdicts["lost"] -= len(cut)
         verdicts["cut"] = len(cut)
+    if handoff == "direct":
+        verdicts["handed over"] = BLOCKS.read - read
     return verdicts, bad
 
 
@@ -275,10 +328,11 @@ def main() -> None:
     options.add_argument("--trials", type=int, default=100)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--fault", choices=list(FAULTS), nargs="+", default=list(FAULTS))
+    options.add_argument("--handoff", choices=list(HANDOFFS), default="store")
     given = options.parse_args()
     loop = Loop()
     for fault in given.fault:
-        verdicts, bad = run(loop, fault, given.trials, given.seed)
+        verdicts, bad = run(loop, fault, given.trials, given.seed, given.handoff)
         print(f"{fault}: {given.trials} trials, {dict(verdicts)}", *bad, sep="\n  ", flush=True)
     loop.close()
 

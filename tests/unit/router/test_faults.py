@@ -7,7 +7,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import httpx
 import pytest
 
 from bench.faults.history import Asked, verdict
@@ -19,11 +21,13 @@ TRIALS = {"router killed": 2, "router restarted": 2, "engine drained and restart
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("handoff", faults.HANDOFFS)
 @pytest.mark.parametrize("fault", faults.FAULTS)
-def test_no_answer_is_lost_or_wrong_under_faults(loop: Loop, fault: str) -> None:
-    verdicts, bad = faults.run(loop, fault, TRIALS.get(fault, 100), seed=7)
+def test_no_answer_is_lost_or_wrong_under_faults(loop: Loop, fault: str, handoff: str) -> None:
+    verdicts, bad = faults.run(loop, fault, TRIALS.get(fault, 100), 7, handoff)
     assert bad == []
     assert verdicts["right"] > 2
+    assert handoff == "store" or verdicts["handed over"] > 2
     if "engine killed" not in fault and fault not in ("two engines killed", "connections closed"):
         assert verdicts["ended"] == 0, "only a lost engine ends a stream"
 
@@ -49,6 +53,32 @@ class TestTheEngines:
         assert [told in answer for told, answer in zip(expected, answers, strict=True)] == [
             True
         ] * 8
+
+    def test_parameters_that_come_twice_or_with_another_prompt_make_a_wrong_answer(
+        self, loop: Loop
+    ) -> None:
+        one, two = StandIn(loop, "producer-0"), StandIn(loop, "consumer-0")
+        one.does = two.does = faults.by_prompt
+
+        def asked(engine: StandIn, prompt: str, params: object, name: str = "") -> Any:
+            url = f"http://127.0.0.1:{engine.port}/v1/completions"
+            body = {"prompt": prompt, "kv_transfer_params": params}
+            answer = httpx.post(url, json=body, headers={"x-request-id": name}, trust_env=False)
+            return answer.json()
+
+        def text(prompt: str, params: object) -> str:
+            return str(asked(two, prompt, params)["choices"][0]["text"])
+
+        made = [
+            asked(one, "prompt 1", {"do_remote_decode": True}, name)["kv_transfer_params"]
+            for name in ("a", "b")
+        ]
+        right = faults.answer_to("prompt 1")
+        assert text("prompt 1", made[0]) == right
+        assert text("prompt 1", made[0]) != right, "read twice"
+        assert text("prompt 2", made[1]) != faults.answer_to("prompt 2"), "another prompt"
+        one.kill()
+        two.kill()
 
     def test_no_other_server_gets_the_port_of_a_dead_one(self, loop: Loop) -> None:
         engine = StandIn(loop, "consumer-0")
