@@ -23,8 +23,8 @@ from typing import Any
 import uvloop
 
 from pdkit_router.handoff import Admission, Handoff
-from pdkit_router.handoff.direct import Direct
-from pdkit_router.handoff.store import Store
+from pdkit_router.handoff.direct import DirectHandoff
+from pdkit_router.handoff.store import StoreHandoff
 from pdkit_router.membership import ROLES, Discovery, Drains, source
 from pdkit_router.metrics import FrontDoor, MetricsDoor, RouterMetrics
 from pdkit_router.request import Doorkeeper
@@ -40,7 +40,7 @@ _LEAVE_IDLE_S = 1.0  # for clients that are about to send their next request
 # A listening socket that outlives the router, so that clients wait while it is started again.
 _LISTEN_ENV = "PDKIT_LISTEN_FD"
 _FILES_A_CLIENT = 3
-HANDOFFS: Mapping[str, Handoff] = {one.name: one for one in (Store(), Direct())}
+HANDOFFS: Mapping[str, Handoff] = {one.name: one for one in (StoreHandoff(), DirectHandoff())}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--drain-file", type=Path, help="file with the names of drained engines")
     options.add_argument("--degrade", choices=("recompute", "refuse"), default="recompute")
     options.add_argument(
-        "--handoff", choices=list(HANDOFFS), default=Store.name,
+        "--handoff", choices=list(HANDOFFS), default=StoreHandoff.name,
         help="how KV gets from a producer to a consumer",
     )  # fmt: skip
     options.add_argument(
@@ -219,7 +219,7 @@ def main() -> None:
     has = {role: role in found or bool(getattr(given, role)) for role in ROLES}
     if (has["producer"] and has["consumer"]) == has["engine"]:
         options.error("either --producer and --consumer, or --engine; or --engines-from of each")
-    if has["engine"] and given.handoff != Store.name:
+    if has["engine"] and given.handoff != StoreHandoff.name:
         options.error(f"--handoff {given.handoff} needs --producer and --consumer")
     if given.max_handoffs < 1:
         options.error("--max-handoffs must be at least 1")

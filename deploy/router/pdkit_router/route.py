@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pdkit_router.handoff import Admission, Fields, Handoff, Ticket
-from pdkit_router.handoff.store import Store
+from pdkit_router.handoff.store import StoreHandoff
 from pdkit_router.request import PREFILL, Refused, Request, as_utf8, parsed
 from pdkit_router.resume import (
     COMPLETIONS,
@@ -34,7 +34,7 @@ from pdkit_router.resume import (
 )
 from pdkit_router.serve import ClientResponse
 from pdkit_router.tracing import Span, Tracer, step
-from pdkit_router.upstream import Buffer, Engine, EngineLost, Exchange
+from pdkit_router.upstream import BodyPart, Engine, EngineLost, Exchange
 
 _log = logging.getLogger("router")
 
@@ -197,6 +197,9 @@ _LIMITS = ("max_tokens", "max_output_tokens")
 _PROMPTS = ("messages", "prompt", "input")
 # They steer how engines move KV, which is the stack's to decide.
 _STEERING = ("kv_transfer_params", "ec_transfer_params")
+_BEGIN_AT_ONCE = (
+    "/v1/responses",
+)  # the first events of such a stream come before the engine starts
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,128}")
 
 
@@ -227,7 +230,7 @@ class Body:
         return b"".join(self.parts)
 
     @property
-    def parts(self) -> Sequence[Buffer]:
+    def parts(self) -> Sequence[BodyPart]:
         """Return what is sent, one part after the other."""
         if not self.added:
             return (self.came,)
@@ -236,7 +239,7 @@ class Body:
         return memoryview(self.came)[:end], between, memoryview(self.added)[:-1], b"}"
 
 
-_NO_HANDOFF = Ticket(Store(), Admission(0, 0), Counter(), {})  # of what one engine answers
+_NO_HANDOFF = Ticket(StoreHandoff(), Admission(0, 0), Counter(), {})  # of what one engine answers
 
 
 @dataclass
@@ -270,6 +273,11 @@ class Work:
     own: str = field(default_factory=lambda: secrets.token_hex(16))
     attempts: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     ended: list[str] = field(default_factory=list)
+
+    @property
+    def begins_with_token(self) -> bool:
+        """Whether the answer begins with its first token; one that comes whole has all of them."""
+        return self.transcript is not None and self.path not in _BEGIN_AT_ONCE
 
 
 def work(
@@ -424,7 +432,7 @@ class Forwarder:
     degrade: Degrade
     answer_s: float
     counts: Counter[str]
-    handoff: Handoff = field(default_factory=Store)
+    handoff: Handoff = field(default_factory=StoreHandoff)
     admission: Admission = field(default_factory=lambda: Admission(32, 30.0))
     budget: Budget = field(default_factory=Budget)
     turns: Turns = field(default_factory=Turns)
@@ -462,7 +470,7 @@ class Forwarder:
 
         async def use(engine: Engine, exchange: Exchange) -> None:
             trace.consumer = engine.name
-            todo.ticket.settle()
+            todo.ticket.settle(read=todo.begins_with_token or todo.transcript is None)
             trace.handoff = todo.ticket.outcome if self.handoff.pins else ""
             streams = exchange.content_type.startswith(_EVENTS)
             if not streams:
@@ -564,7 +572,7 @@ class Forwarder:
             if prefills:
                 ticket.ask(engine)
             else:
-                given = ticket.send(streams=todo.transcript is not None)
+                given = ticket.send(streams=todo.begins_with_token)
             try:
                 with step(todo.span, self._phase(group), engine.name, todo.limit) as span:
                     request = self._request(engine, todo, body.having(given), span)

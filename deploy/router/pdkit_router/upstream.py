@@ -35,7 +35,7 @@ _SILENT_S, _LONG_SILENT_S = 5.0, 30.0
 _WARM_UP_S, _WARM_UP_TRIES = 20.0, 3
 
 State = Literal["up", "silent", "down"]
-Buffer = bytes | memoryview
+BodyPart = bytes | memoryview
 
 
 class EngineLost(Exception):
@@ -317,7 +317,7 @@ class Engine:
         self.connections = Connections(self.host, self.port)
 
     def request(
-        self, method: str, path: str, headers: Sequence[tuple[str, str]], *body: Buffer
+        self, method: str, path: str, headers: Sequence[tuple[str, str]], *body: BodyPart
     ) -> bytes:
         """Return a request as it is sent; its body may come in parts."""
         lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}:{self.port}"]

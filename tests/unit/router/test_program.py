@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -117,6 +117,20 @@ def test_an_engine_that_cannot_be_reached_by_its_name_is_refused(named: str) -> 
     done = run("--producer", "p=127.0.0.1:9", "--consumer", named)
     assert done.returncode == 2
     assert f"'{named}' is not NAME=HOST:PORT" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("--engine", "e=127.0.0.1:9", "--handoff", "direct"), "needs --producer and --consumer"),
+        ((*ENGINES, "--handoff", "direct", "--max-handoffs", "0"), "must be at least 1"),
+        ((*ENGINES, "--handoff", "pigeon"), "'store', 'direct'"),
+    ],
+)
+def test_a_hand_off_that_cannot_be_is_refused(given: Sequence[str], why: str) -> None:
+    done = run(*given)
+    assert done.returncode == 2
+    assert why in done.stderr
 
 
 def test_requests_end_before_the_router_does(

@@ -120,6 +120,29 @@ def traced(started: tuple[Router, StandIn], eventually: Eventually) -> Iterator[
     collector.go.set()
 
 
+def test_a_direct_hand_off_is_in_the_trace(
+    loop: Loop, start_router: Start, eventually: Eventually
+) -> None:
+    """With its outcome, and the ids that engines' logs have."""
+    collector = StandIn(loop, "collector")
+    collector.does = takes
+    endpoint = f"http://127.0.0.1:{collector.port}"
+    router = start_router("--otlp-endpoint", endpoint, "--handoff", "direct")
+    assert router.client.post(COMPLETIONS, json=BODY).status_code == 200
+    traced = Traced(router, collector, eventually)
+    root, prefill, decode = traced.spans(traced.trace(), 3)
+    assert [one["name"] for one in (prefill, decode)] == ["prefill", "decode"]
+    told = plain(root["attributes"])
+    ids = [
+        seen.headers["x-request-id"]
+        for engine in (*router.producers, *router.consumers)
+        for seen in engine.seen
+        if seen.method == "POST"
+    ]
+    assert told["pdkit.handoff"] == "none", "these producers prepare nothing"
+    assert ids == [f"{told['pdkit.engine_id']}-{n}" for n in (1, 2)]
+
+
 def test_a_request_and_its_two_phases_are_one_trace(traced: Traced) -> None:
     assert traced.router.client.post(COMPLETIONS, json=BODY).status_code == 200
     root, prefill, decode = traced.spans(traced.trace(), 3)

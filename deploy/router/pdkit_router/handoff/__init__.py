@@ -15,14 +15,14 @@ from typing import Any, Literal, Protocol
 from pdkit_router.upstream import Engine, Exchange
 
 Fields = Mapping[str, Any]
-Outcome = Literal["passed", "none", "dropped", "lost"]
-OUTCOMES: Mapping[Outcome, str] = {
+HandoffOutcome = Literal["passed", "none", "dropped", "lost"]
+OUTCOMES: Mapping[HandoffOutcome, str] = {
     "passed": "the decode was sent what the prefill had prepared",
     "none": "the prefill prepared nothing",
     "dropped": "no consumer was sent what was prepared",
     "lost": "the consumer that was sent it failed before its answer began",
 }
-# An answer that comes whole does not say when it begins. A transfer takes less than this.
+# Only a stream of tokens shows when the blocks were read. For other answers it is this long.
 _READ_S = 1.0
 _LOOK_S = 0.5
 
@@ -136,7 +136,7 @@ class Ticket:
         self._protocol, self._counts = protocol, counts
         self.admission = admission if protocol.pins and asks else None
         self.asks = asks
-        self.outcome: Outcome = "none"
+        self.outcome: HandoffOutcome = "none"
         self._fields: Fields | None = None  # for the next decode
         self._sent: Fields | None = None  # to this one
         self._producer: Engine | None = None
@@ -173,7 +173,11 @@ class Ticket:
         self._free()
 
     def send(self, *, streams: bool) -> Fields:
-        """Return what a consumer is sent now, and never again unless it can be reused."""
+        """Return what a consumer is sent now, and never again unless it can be reused.
+
+        Args:
+            streams: the answer begins with its first token.
+        """
         self._sent = self._fields
         if self._sent is None:
             return {}
@@ -198,8 +202,12 @@ class Ticket:
         else:
             self._fields, self.outcome = self._sent, "dropped"
 
-    def settle(self) -> None:
-        """Count it, once: when the decode's answer begins, or when there will be none."""
+    def settle(self, *, read: bool = True) -> None:
+        """Count it, once: when the decode's answer begins, or when there will be none.
+
+        Args:
+            read: the beginning shows that the consumer has read the blocks.
+        """
         if self._settled:
             return
         self._settled = True
@@ -209,7 +217,7 @@ class Ticket:
         if left and self.admission and producer and producer.restarts == self._restarts:
             self._stop_timer()
             self.admission.abandon(producer, held=self._holds)
-        else:
+        elif read:
             self._free()
 
     def _free(self) -> None:

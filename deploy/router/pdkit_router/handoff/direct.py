@@ -19,7 +19,7 @@ PARAMS = "kv_transfer_params"
 _LARGEST = 2**20
 
 
-class Direct:
+class DirectHandoff:
     """vLLM's `kv_transfer_params`, as NIXL's connectors read and write them."""
 
     name = "direct"

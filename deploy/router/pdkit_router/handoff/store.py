@@ -6,7 +6,7 @@ from pdkit_router.handoff import Fields
 from pdkit_router.upstream import Exchange
 
 
-class Store:
+class StoreHandoff:
     """Consumers find the KV by the prompt, so a decode is sent nothing."""
 
     name = "store"
