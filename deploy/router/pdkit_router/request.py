@@ -60,16 +60,36 @@ def _type(status: int) -> str:
 
 
 _PREFILL = {"stream": False, "n": 1, "best_of": 1, "min_tokens": 0, "stream_options": None}
+MESSAGES = "/v1/messages"  # of Anthropic's API
 # What makes a request compute its prompt and one token, for each path that generates. Fields other
 # than the limit are set only where the client set them.
 PREFILL: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions": {"max_tokens": 1, **_PREFILL},
     "/v1/chat/completions": {"max_tokens": 1, **_PREFILL, "max_completion_tokens": 1},
     "/v1/responses": {"max_output_tokens": 1, "stream": False, "background": False, "store": False},
+    MESSAGES: {"max_tokens": 1, "stream": False},
 }
+# Fields that a prefill sets even where the client did not.
+_LIMITS = ("max_tokens", "max_output_tokens")
+
+
+def prefill_fields(path: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields to set in a prefill, none of which changes the prompt.
+
+    Empty where one engine answers alone.
+    """
+    changes = PREFILL.get(path, {})
+    wanted = {name: value for name, value in changes.items() if name in _LIMITS or name in fields}
+    thinking = fields.get("thinking")
+    if path == MESSAGES and isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        wanted["thinking"] = None  # vLLM refuses a budget for it above the limit
+    return wanted
+
+
 # Paths that one engine answers alone.
 _PASSED = {
     "/v1/embeddings": "POST", "/tokenize": "POST", "/detokenize": "POST", "/v1/models": "GET",
+    f"{MESSAGES}/count_tokens": "POST",
 }  # fmt: skip
 OWN = ("/health", "/liveness", "/readiness")
 METHODS = {**dict.fromkeys(PREFILL, "POST"), **_PASSED, **dict.fromkeys(OWN, "GET")}
@@ -187,6 +207,8 @@ _SESSIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "/v1/chat/completions": {"messages": ("role",), "tools": ("type",)},
     "/v1/responses": {"input": ("type", "role"), "tools": ("type",)},
     "/tokenize": {"messages": ("role",), "tools": ("type",)},
+    MESSAGES: {"messages": ("role",), "tools": ("name",)},
+    f"{MESSAGES}/count_tokens": {"messages": ("role",), "tools": ("name",)},
 }
 # vLLM answers 500 where one of these is something else.
 _OBJECTS = ("stream_options", "structured_outputs", "response_format")

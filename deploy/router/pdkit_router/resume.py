@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdkit_router.request import error_body
+from pdkit_router.request import MESSAGES, error_body
 from pdkit_router.serve import ClientResponse
 from pdkit_router.upstream import HELD_BYTES, EngineLost, Exchange
 
 TRACE = "x-pdkit-trace"
 # In the usage of an answer. Within a text of JSON every quote has a backslash.
-_CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)')
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -252,7 +252,10 @@ class Transcript:
         """Return the event that ends a stream that cannot go on."""
         how = f"failed ({self.engine_error})" if self.engine_error else "was lost"
         message = f"the engine {how} while it answered, and {why}; the answer is not complete"
-        return _event(json.loads(error_body(status, message))) + b"\n\n"
+        error = json.loads(error_body(status, message))
+        if self.path == MESSAGES:  # whose clients read the names of events
+            return b"event: error\n%b\n\n" % _event({"type": "error", **error})
+        return _event(error) + b"\n\n"
 
 
 def _text_of(choice: Mapping[str, Any]) -> str:
@@ -310,15 +313,20 @@ class Trace:
 
     def read(self, answer: bytes | bytearray) -> bool:
         """Note the cached tokens of an answer or an event; return whether it has them."""
-        if found := _CACHED.findall(answer):
-            self.cached = found[-1].decode()
-        return bool(found)
+        return self._find(answer) is not None
+
+    def _find(self, answer: bytes | bytearray) -> re.Match[bytes] | None:
+        last = None
+        for last in _CACHED.finditer(answer):
+            self.cached = last[1].decode()
+        return last
 
     def follow(self, events: bytes) -> bytes:
         """Return whole events, with this as a comment behind the one that completes it."""
-        if not self.read(events):
+        found = self._find(events)
+        if found is None:
             return events
-        end = events.index(b"\n\n", events.rindex(b'"cached_tokens":')) + 2
+        end = events.index(b"\n\n", found.end()) + 2
         return events[:end] + f": {TRACE} {self.header()}\n\n".encode() + events[end:]
 
 

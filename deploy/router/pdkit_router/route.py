@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pdkit_router.handoff import Admission, Fields, Handoff, Ticket
 from pdkit_router.handoff.store import StoreHandoff
-from pdkit_router.request import PREFILL, Refused, Request, as_utf8, parsed
+from pdkit_router.request import Refused, Request, as_utf8, parsed, prefill_fields
 from pdkit_router.resume import (
     COMPLETIONS,
     TRACE,
@@ -192,8 +192,6 @@ def _blocks(prompt: Any) -> Iterator[bytes]:
         yield digest.digest()
 
 
-# Fields that a prefill sets even where the client did not.
-_LIMITS = ("max_tokens", "max_output_tokens")
 _PROMPTS = ("messages", "prompt", "input")
 # They steer how engines move KV, which is the stack's to decide.
 _STEERING = ("kv_transfer_params", "ec_transfer_params")
@@ -311,8 +309,7 @@ def work(
         if isinstance(extra, dict) and not extra.keys().isdisjoint(_STEERING):
             steering["vllm_xargs"] = None
         body = Body(came, bool(fields)).having(steering)
-        if changes := PREFILL.get(request.path):
-            wanted = {name: value for name, value in changes.items() if _is_set(name, fields)}
+        if wanted := prefill_fields(request.path, fields):
             ticket = handoff(request.path, fields)
             prefill = body.having({**wanted, **ticket.asks})
             blocks = beginning(next((fields[name] for name in _PROMPTS if name in fields), None))
@@ -326,10 +323,6 @@ def work(
         request.method, request.path, request.name(), content_type, body, prefill, blocks,
         transcript, ticket,
     )  # fmt: skip
-
-
-def _is_set(name: str, fields: Mapping[str, Any]) -> bool:
-    return name in _LIMITS or name in fields
 
 
 @dataclass

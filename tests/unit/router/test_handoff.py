@@ -22,12 +22,13 @@ from tests.unit.router.stand_in import Connection, StandIn
 from tests.unit.router.test_resume import ASKED, CHAT, WHOLE, Model, text_of
 
 Eventually = Callable[..., None]
-COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
+COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
 PARAMS = "kv_transfer_params"
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "m", "prompt": "x", "max_tokens": 5},
     CHAT: {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
     RESPONSES: {"model": "m", "input": "x", "max_output_tokens": 5},
+    MESSAGES: {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
 }
 PREPARES = {"do_remote_decode": True, "do_remote_prefill": False}
 TRACED = {"x-pdkit-trace": "1"}
@@ -154,6 +155,7 @@ ONE_PROMPT = {
                   {"n": 1, "best_of": None, "echo": False, "logprobs": 2}],
     CHAT: [{"logprobs": True, "top_logprobs": 2}, {"tools": [{"type": "function"}]}],
     RESPONSES: [{"tools": [{"type": "function"}]}, {"truncation": "disabled"}],
+    MESSAGES: [{"tools": [{"name": "look", "input_schema": {}}]}, {"system": "Be brief."}],
 }  # fmt: skip
 OTHERS = {
     COMPLETIONS: [{"prompt": ["x", "y"]}, {"prompt": [[1], [2]]}, {"n": 2}, {"best_of": 2},

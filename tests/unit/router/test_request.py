@@ -35,6 +35,10 @@ def sent(path: str, fields: dict[str, Any]) -> tuple[Any, Any]:
         ("/v1/responses", {"input": "x", "background": True, "store": True, "stream": True},
          {"input": "x", "background": False, "store": False, "stream": False,
           "max_output_tokens": 1}),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 2048}, "system": "x"},
+         {"max_tokens": 1, "thinking": None, "system": "x"}),
+        ("/v1/messages", {"thinking": {"type": "disabled"}, "max_tokens": 9, "stream": True},
+         {"max_tokens": 1, "thinking": {"type": "disabled"}, "stream": False}),
     ],
 )  # fmt: skip
 def test_a_prefill_asks_for_one_token(

@@ -101,6 +101,22 @@ class TestCachedTokens:
         plain = router.client.post(COMPLETIONS, json=body)
         assert plain.content == EVENTS[0] + self.USAGE + DONE, "only for who asks"
 
+    def test_cached_tokens_of_anthropics_api_are_found(self, router: Router) -> None:
+        usage = b'event: message_delta\ndata: {"usage":{"cache_read_input_tokens":512}}\n\n'
+        end = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+        async def counts(_: StandIn, to: stand_in.Connection) -> None:
+            await to.begin()
+            await to.piece(usage + end)
+            await to.send(b"0\r\n\r\n")
+
+        for consumer in router.consumers:
+            consumer.does = counts
+        body = {**BODY, "stream": True}
+        answer = router.client.post("/v1/messages", json=body, headers=TRACED)
+        told = answer.headers["x-pdkit-trace"]
+        assert answer.content == usage + f": x-pdkit-trace {told}; cached=512\n\n".encode() + end
+
     def test_cached_tokens_in_a_text_are_ignored(self, router: Router) -> None:
         async def quotes(_: StandIn, to: stand_in.Connection) -> None:
             await to.whole(200, json.dumps({"text": '"cached_tokens": 9'}).encode())
@@ -139,14 +155,16 @@ def test_events_are_passed_on_one_by_one(router: Router) -> None:
     assert answer.is_success
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 def test_other_apis_have_both_phases(router: Router, path: str) -> None:
     answer = router.client.post(path, json={"model": "m"}, headers=TRACED)
     producer, consumer = the_two(router, answer)
     assert [producer.seen[0].path, consumer.seen[0].path] == [path, path]
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/tokenize", "/detokenize", "/v1/messages/count_tokens"]
+)
 def test_other_paths_are_answered_by_one_engine(router: Router, path: str) -> None:
     router.client.post(path, json={"model": "m", "input": "x"}).raise_for_status()
     ((seen, *more),) = [engine.seen for engine in router.engines if engine.seen]
@@ -222,6 +240,18 @@ class TestWhereAnEngineIsLost:
         assert "not complete" in error["message"]
         assert len(asked(*router.consumers)) == 1
         assert router.count("errors") == before + 1
+
+    def test_clients_of_anthropics_api_read_the_error_of_a_stream(self, router: Router) -> None:
+        """They skip events without a name."""
+        for consumer in router.consumers:
+            consumer.does = stand_in.streams_half
+            consumer.go.set()
+        answer = router.client.post("/v1/messages", json={**BODY, "stream": True})
+        name, data = answer.content.split(b"\n\n")[1].split(b"\n")
+        assert name == b"event: error"
+        event = json.loads(data.removeprefix(b"data: "))
+        assert event["type"] == "error"
+        assert "not complete" in event["error"]["message"]
 
     @pytest.mark.parametrize(
         ("fault", "most", "status", "retry"),
