@@ -18,7 +18,7 @@ from pdkit_router.upstream import HELD_BYTES, EngineLost, Exchange
 
 TRACE = "x-pdkit-trace"
 # In the usage of an answer. Within a text of JSON every quote has a backslash.
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)')
+_CACHED = re.compile(rb'"cache(?:d|_read_input)_tokens": ?(\d+)')
 
 Headers = tuple[tuple[str, str], ...]
 

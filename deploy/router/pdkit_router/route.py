@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
 import logging
+import operator
 import re
 import secrets
 from collections import Counter, OrderedDict
@@ -47,6 +47,8 @@ _FAILED = (500, 502, 503, 504)
 _HELD_BACK = 16
 _LARGE_BYTES = 2**19  # a body that takes more than ten milliseconds to read
 _EVENTS, _JSON = "text/event-stream", "application/json"
+
+_BUSY = operator.attrgetter("busy")
 
 Use = Callable[[Engine, Exchange], Awaitable[None]]
 
@@ -114,7 +116,7 @@ class Group:
         first = (self._chosen + (self._chosen // count if self._slips else 0)) % count
         self._chosen += 1
         there = self.there(without, first)
-        return min(filter(takes, there) if takes else there, key=lambda e: e.busy, default=None)
+        return min(filter(takes, there) if takes else there, key=_BUSY, default=None)
 
 
 class Everyone(Group):
@@ -201,9 +203,9 @@ _BEGIN_AT_ONCE = (
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,128}")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Body:
-    """A JSON object, as it came and with fields that are set behind it.
+    """A JSON object, as it came and with fields that are set behind it; it does not change.
 
     The last of several equal names counts, and writing a prompt of a million tokens anew would hold
     up all other requests. Bodies with other fields share the bytes that came.
@@ -211,7 +213,7 @@ class Body:
     Attributes:
         came: from the client.
         has_fields: it is not an empty object.
-        added: fields, each with a comma behind it.
+        added: fields, each with a comma before it.
     """
 
     came: bytes
@@ -222,7 +224,8 @@ class Body:
         """Return it with some fields set."""
         if not changes:
             return self
-        return replace(self, added=self.added + json.dumps(changes)[1:-1].encode() + b",")
+        added = self.added + b"," + json.dumps(changes)[1:-1].encode()
+        return Body(self.came, self.has_fields, added)
 
     def __bytes__(self) -> bytes:
         return b"".join(self.parts)
@@ -232,9 +235,11 @@ class Body:
         """Return what is sent, one part after the other."""
         if not self.added:
             return (self.came,)
-        end = len(self.came.rstrip()) - 1
-        between = b"," if self.has_fields else b""
-        return memoryview(self.came)[:end], between, memoryview(self.added)[:-1], b"}"
+        end = self.came.rindex(b"}")
+        added = self.added if self.has_fields else self.added[1:]
+        # Without a copy; of a short one that takes longer.
+        start = memoryview(self.came)[:end] if end > _LARGE_BYTES else self.came[:end]
+        return start, added, b"}"
 
 
 _NO_HANDOFF = Ticket(StoreHandoff(), Admission(0, 0), Counter(), {})  # of what one engine answers
@@ -252,7 +257,7 @@ class Work:
         ticket: of the hand-off from a producer to a consumer.
         span: of the request, where it is traced.
         limit: of the time that its tries have.
-        own: the router's own name for it, which no client chooses.
+        own: the router's own name for it, which no client chooses; "" if engines get the client's.
         attempts: times that it was sent to an engine, in both phases.
         ended: engines that ended while they had it, in both phases.
     """
@@ -268,8 +273,8 @@ class Work:
     ticket: Ticket = _NO_HANDOFF
     span: Span | None = None
     limit: asyncio.Timeout | None = None
-    own: str = field(default_factory=lambda: secrets.token_hex(16))
-    attempts: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    own: str = ""
+    attempts: int = 0
     ended: list[str] = field(default_factory=list)
 
     @property
@@ -457,7 +462,8 @@ class Forwarder:
             request, others=len(last.all) > 1, beginning=last.beginning, handoff=self._ticket
         )
         todo.span = span
-        trace.engine_id = todo.own if self.handoff.own_ids else ""
+        if self.handoff.own_ids:
+            todo.own = trace.engine_id = secrets.token_hex(16)
         self.counts["requests"] += 1
         traced = request.header(TRACE) is not None
 
@@ -468,7 +474,8 @@ class Forwarder:
             streams = exchange.content_type.startswith(_EVENTS)
             if not streams:
                 await exchange.beginning()
-                trace.read(exchange.held)
+                if traced or span:
+                    trace.read(exchange.held)
             headers: Headers = (("x-request-id", todo.name),)
             if traced:
                 headers += ((TRACE, trace.header()),)
@@ -608,8 +615,8 @@ class Forwarder:
 
     def _request(self, engine: Engine, todo: Work, body: Body, span: Span | None) -> bytes:
         """Return what an engine is sent; its id, and so its blocks', is that of this try alone."""
-        own = f"{todo.own}-{next(todo.attempts)}"
-        name = own if self.handoff.own_ids else todo.name
+        todo.attempts += 1
+        name = f"{todo.own}-{todo.attempts}" if todo.own else todo.name
         headers = (("content-type", todo.content_type), ("x-request-id", name))
         traced = span.headers() if span else ()
         return engine.request(todo.method, todo.path, (*headers, *traced), *body.parts)

@@ -327,7 +327,7 @@ class Engine:
         if method == "POST":
             lines.append(f"content-length: {sum(map(len, body))}")
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        return b"".join((head, *body))
+        return b"".join([head, *body])
 
     @asynccontextmanager
     async def exchange(
