@@ -462,13 +462,11 @@ class Forwarder:
             request, others=len(last.all) > 1, beginning=last.beginning, handoff=self._ticket
         )
         todo.span = span
-        if self.handoff.own_ids:
-            todo.own = trace.engine_id = secrets.token_hex(16)
         self.counts["requests"] += 1
         traced = request.header(TRACE) is not None
 
         async def use(engine: Engine, exchange: Exchange) -> None:
-            trace.consumer = engine.name
+            trace.consumer, trace.engine_id = engine.name, todo.own
             todo.ticket.settle(read=todo.begins_with_token or todo.transcript is None)
             trace.handoff = todo.ticket.outcome if self.handoff.pins else ""
             streams = exchange.content_type.startswith(_EVENTS)
@@ -561,6 +559,10 @@ class Forwarder:
         """
         tries, ticket, last = Tries(group, todo.beginning, set(lost)), todo.ticket, None
         prefills = group is self.producers
+
+        def on_sent() -> None:
+            ticket.send(streams=todo.begins_with_token)
+
         admission = ticket.admission if prefills else None
         while engine := await self._next(tries, admission):
             again = engine in tries.stale
@@ -572,18 +574,20 @@ class Forwarder:
             if prefills:
                 ticket.ask(engine)
             else:
-                given = ticket.send(streams=todo.begins_with_token)
+                given = ticket.offer()
             try:
                 with step(todo.span, self._phase(group), engine.name, todo.limit) as span:
                     request = self._request(engine, todo, body.having(given), span)
-                    async with engine.exchange(request, for_client=True) as exchange:
+                    async with engine.exchange(
+                        request, for_client=True, on_sent=on_sent
+                    ) as exchange:
                         if span:
                             span.answered(exchange.status)
                             exchange.ended.add_done_callback(span.follow)
                         if exchange.status not in _FAILED:
                             await use(engine, exchange)
                             return
-                        ticket.lose(asked=True)
+                        ticket.lose()
                         await exchange.rest()
                         last = engine, exchange
                         tries.broken += 1
@@ -591,7 +595,7 @@ class Forwarder:
                             await self._note_end(engine, todo)
             except EngineLost as exc:
                 tries.broken += exc.asked
-                ticket.lose(asked=exc.asked)
+                ticket.lose()
                 if not exc.asked:
                     engine.lost()
                 elif not await self._note_end(engine, todo) and exc.stale and not again:
@@ -615,7 +619,9 @@ class Forwarder:
 
     def _request(self, engine: Engine, todo: Work, body: Body, span: Span | None) -> bytes:
         """Return what an engine is sent; its id, and so its blocks', is that of this try alone."""
-        todo.attempts += 1
+        if self.handoff.own_ids:
+            todo.own = todo.own or secrets.token_hex(16)
+            todo.attempts += 1
         name = f"{todo.own}-{todo.attempts}" if todo.own else todo.name
         headers = (("content-type", todo.content_type), ("x-request-id", name))
         traced = span.headers() if span else ()

@@ -331,19 +331,22 @@ class Engine:
 
     @asynccontextmanager
     async def exchange(
-        self, request: bytes, *, for_client: bool = False
-    ) -> AsyncIterator[Exchange]:
+        self, request: bytes, *, for_client: bool = False,
+        on_sent: Callable[[], None] = lambda: None,
+    ) -> AsyncIterator[Exchange]:  # fmt: skip
         """Send a request; break it off if the block ends before its answer.
 
         Args:
             request: as it is sent.
             for_client: it is a client's work, not the router's own question.
+            on_sent: called when the engine may have the request.
 
         Raises:
             EngineLost: it cannot be reached, or closed before the first byte of its answer.
         """
         connection = await self.connections.get()
         exchange = connection.start(request, for_client=for_client)
+        on_sent()
         try:
             await exchange.started
             yield exchange

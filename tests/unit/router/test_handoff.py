@@ -502,6 +502,7 @@ class TestTicket:
         async def begins() -> None:
             counts, (producer,) = Counter[str](), engines_up(1)
             ticket = await self.ready(counts, producer)
+            ticket.offer()
             ticket.send(streams=False)
             ticket.settle(read=False)
             assert (counts, producer.handoffs) == ({"handoffs_passed": 1}, 1)
@@ -516,15 +517,29 @@ class TestTicket:
         async def sends() -> None:
             (producer,) = engines_up(1)
             ticket = await self.ready(Counter(), producer)
-            assert ticket.send(streams=True) == {PARAMS: {"a": 1}}
-            ticket.lose(asked=False)
-            assert ticket.send(streams=True) == {PARAMS: {"a": 1}}, "nobody has had them"
-            ticket.lose(asked=True)
-            assert ticket.send(streams=True) == {}
+            assert ticket.offer() == {PARAMS: {"a": 1}}
+            ticket.lose()  # it took no connection
+            assert ticket.offer() == {PARAMS: {"a": 1}}
+            ticket.send(streams=True)
+            ticket.lose()
+            assert ticket.offer() == {}
+            ticket.send(streams=True)
             ticket.settle()
             assert (ticket.outcome, producer.abandoned) == ("lost", 1)
 
         asyncio.run(sends())
+
+    def test_a_client_that_leaves_before_the_consumer_takes_a_connection_leaves_the_blocks(
+        self,
+    ) -> None:
+        async def leaves() -> None:
+            (producer,) = engines_up(1)
+            ticket = await self.ready(Counter(), producer)
+            ticket.offer()
+            ticket.settle()
+            assert (ticket.outcome, producer.abandoned) == ("dropped", 1)
+
+        asyncio.run(leaves())
 
     def test_a_store_serves_the_next_consumer_too(self) -> None:
         async def sends() -> None:
@@ -534,8 +549,10 @@ class TestTicket:
             ticket.ask(producer)
             await ticket.take(Read(b"{}"))  # type: ignore[arg-type]
             for _ in range(2):
-                assert ticket.send(streams=True) == {}
-                ticket.lose(asked=True)
+                assert ticket.offer() == {}
+                ticket.send(streams=True)
+                ticket.lose()
+            ticket.offer()
             ticket.send(streams=True)
             ticket.settle()
             assert (counts, producer.handoffs) == ({"handoffs_passed": 1}, 0)

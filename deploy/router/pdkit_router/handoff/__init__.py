@@ -138,7 +138,7 @@ class Ticket:
         self.asks = asks
         self.outcome: HandoffOutcome = "none"
         self._fields: Fields | None = None  # for the next decode
-        self._sent: Fields | None = None  # to this one
+        self._offered: Fields | None = None  # to this one
         self._producer: Engine | None = None
         self._restarts = 0
         self._holds = False  # the producer's blocks, as far as can be known
@@ -172,35 +172,30 @@ class Ticket:
         """Note that no producer answered."""
         self._free()
 
-    def send(self, *, streams: bool) -> Fields:
-        """Return what a consumer is sent now, and never again unless it can be reused.
+    def offer(self) -> Fields:
+        """Return what the next consumer is sent, if it takes the connection."""
+        self._offered = self._fields
+        return self._offered or {}
+
+    def send(self, *, streams: bool) -> None:
+        """Note that a consumer is sent it now: never again, unless it can be reused.
 
         Args:
             streams: the answer begins with its first token.
         """
-        self._sent = self._fields
-        if self._sent is None:
-            return {}
+        if self._offered is None:
+            return
         self.outcome = "passed"
         if not self._protocol.reusable:
             self._fields = None
         if self._holds and not streams:
             self._timer = asyncio.get_running_loop().call_later(_READ_S, self._free)
-        return self._sent
 
-    def lose(self, *, asked: bool) -> None:
-        """Note that a consumer failed before its answer began.
-
-        Args:
-            asked: it took the connection, and may have read what it was sent.
-        """
-        if self._sent is None:
-            return
-        self._stop_timer()
-        if asked:
+    def lose(self) -> None:
+        """Note that a consumer failed before its answer began."""
+        if self._offered is not None and self.outcome == "passed":
+            self._stop_timer()
             self.outcome = "lost"
-        else:
-            self._fields, self.outcome = self._sent, "dropped"
 
     def settle(self, *, read: bool = True) -> None:
         """Count it, once: when the decode's answer begins, or when there will be none.
