@@ -116,7 +116,9 @@ class PdkitError(Exception):
 
     def with_retry(self, retry: tuple[Changes, ...], gives: tuple[str, ...]) -> PdkitError:
         """Return the same error with other changes, and what each of them gives."""
-        error = type(self)(self.words, details=self.details, retry=retry)
+        error = type(self)(
+            self.words, details=self.details, retry=retry, hint=self.otherwise, note=self.note
+        )
         error.setting, error.reason, error.gives = self.setting, self.reason, gives
         error.hint = error.hint_for("plan")
         return error

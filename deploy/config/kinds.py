@@ -14,8 +14,9 @@ from typing import Any
 _WINDOWED = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
 _STATE_LAYER = re.compile(r"mamba|ssm|linear|recurrent|rwkv|conv|gdn")
 _STATE_KEYS = (
-    "attn_layer_period", "conv_L_cache", "hybrid_override_pattern", "linear_attn_config",
-    "linear_num_key_heads", "mamba_d_state", "ssm_cfg", "ssm_state_size", "state_size",
+    "attn_layer_period", "conv_L_cache", "hybrid_override_pattern", "layer_group_size",
+    "linear_attn_config", "linear_num_key_heads", "mamba_d_state", "ssm_cfg", "ssm_state_size",
+    "state_size",
 )  # fmt: skip
 # Of a weight, by a part of the name of its quantization.
 _BITS = {"fp4": 4, "fp8": 8, "w4a16": 4, "awq": 4, "bitsandbytes": 8}
@@ -72,8 +73,12 @@ PLAIN = Kind()
 
 
 def kind_of(config: Mapping[str, Any]) -> Kind:
-    """Return the kind that a config.json describes; multimodal ones nest their language model."""
-    text = config.get("text_config") or config
+    """Return the kind that a config.json describes.
+
+    Raises:
+        TypeError, ValueError, LookupError: a value is of another type.
+    """
+    text = text_of(config)
     return Kind(
         _window_of_all(text),
         _state_of(text),
@@ -83,6 +88,15 @@ def kind_of(config: Mapping[str, Any]) -> Kind:
         next((key for key in _GROUP_KEYS if text.get(key)), ""),
         _weight_bits(config.get("quantization_config") or text.get("quantization_config")),
     )
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the language model, which multimodal models nest."""
+    for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+        nested = config.get(key)
+        if isinstance(nested, dict) and nested:
+            return text_of(nested)
+    return config
 
 
 def _weight_bits(quantization: object) -> int:
@@ -145,6 +159,9 @@ def _state_of(text: Mapping[str, Any]) -> str:
         for name in strings(text.get(key)):
             if _STATE_LAYER.search(name.lower()):
                 return f"{key}: {name}"
+    kinds = text.get("attn_type_list")  # of MiniMax-01: 1 is full attention
+    if isinstance(kinds, list) and 0 in kinds:
+        return "attn_type_list: 0"
     return next((key for key in _STATE_KEYS if text.get(key)), "")
 
 

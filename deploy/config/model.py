@@ -94,7 +94,7 @@ def resolve_model(  # noqa: PLR0913 - three are where things are, three are vLLM
         ConfigError: the folder is missing, or its config.json is missing or unreadable.
     """
     if value == TINY:
-        shape = _shape(tiny_config, "tiny")
+        shape, _ = _described(tiny_config, "tiny")
         # Without a kind: its context counts, as that of a model whose positions may depend on it.
         return Model(str(tiny_path), "pdkit-tiny", "tiny", shape, version=tiny_path.name)
     if is_folder(value):
@@ -122,8 +122,8 @@ def with_config(
     Raises:
         ConfigError: a value in it is not a number.
     """
-    config = _overridden(config, overrides)
-    return replace(model, shape=_shape(config, model.ref), version=version, kind=kind_of(config))
+    shape, kind = _described(_overridden(config, overrides), model.ref)
+    return replace(model, shape=shape, version=version, kind=kind)
 
 
 def cached_models(cache: Path) -> tuple[Model, ...]:
@@ -142,9 +142,9 @@ def _hub(
     if snapshot is None or not (snapshot / "config.json").is_file():
         return Model(repo_id, repo_id, "hub", _KNOWN.get(repo_id), _KNOWN_WEIGHT_BYTES.get(repo_id))
     config = _overridden(_read_config(snapshot / "config.json"), overrides)
-    shape = _shape(config, repo_id)
+    shape, kind = _described(config, repo_id)
     size = _size(snapshot, weights_in(snapshot, load_format).files) or None
-    return Model(repo_id, repo_id, "hub", shape, size, snapshot.name, kind_of(config))
+    return Model(repo_id, repo_id, "hub", shape, size, snapshot.name, kind)
 
 
 def _cached(folder: Path) -> Model | None:
@@ -177,7 +177,7 @@ def _folder(path: Path, value: str, load_format: str, overrides: str) -> Model:
         )
     resolved = path.resolve()
     config = _overridden(_read_config(file), overrides)
-    shape = _shape(config, value)
+    shape, kind = _described(config, value)
     if not any(any(path.glob(pattern)) for pattern in WEIGHTS):
         raise ConfigError(
             f"'{value}' contains no weights ({', '.join(WEIGHTS)})",
@@ -210,7 +210,7 @@ def _folder(path: Path, value: str, load_format: str, overrides: str) -> Model:
         shape,
         _size(path, loaded.files) if loaded.files else None,
         files_digest(files),
-        kind_of(config),
+        kind,
         files,
     )
 
@@ -248,12 +248,12 @@ def _overridden(config: Mapping[str, Any], overrides: str) -> Mapping[str, Any]:
     return merged
 
 
-def _shape(config: Mapping[str, Any], name: str) -> ModelShape | None:
+def _described(config: Mapping[str, Any], name: str) -> tuple[ModelShape | None, Kind]:
     try:
-        return estimated_shape(config)
-    except (TypeError, ValueError, AttributeError) as exc:
+        return estimated_shape(config), kind_of(config)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as exc:
         raise ConfigError(
-            f"a value in config.json of '{name}' is not a number ({exc})",
+            f"a value in config.json of '{name}' cannot be used ({type(exc).__name__}: {exc})",
             setting="model",
             hint=f"restore the config.json of {name}",
         ) from exc

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.config.kinds import kind_of
+from deploy.config.kinds import kind_of, text_of
 
 # Types that vLLM runs with multi-head latent attention in every layer. Others with such a rank,
 # like MiniCPM3, keep K and V of every head.
@@ -138,12 +138,6 @@ class ModelShape:
         return fits_kv and self.attention_heads % tp == 0
 
 
-def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of the language model, which multimodal models nest."""
-    nested = config.get("text_config")
-    return nested if isinstance(nested, dict) and nested else config
-
-
 def estimated_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """Return what config.json says of KV; None if its family's KV is not known.
 
@@ -157,6 +151,8 @@ def estimated_shape(config: Mapping[str, Any]) -> ModelShape | None:
     hidden = _first(text, _HIDDEN)
     if not (heads and layers and hidden) or kind_of(config).state:
         return None
+    if min(heads, layers, hidden) < 0:
+        raise ValueError(f"{min(heads, layers, hidden)} is below 0")
     positions = _positions(config, text)
     if family in _MLA_TYPES and text.get("kv_lora_rank"):
         return _latent(text, layers, heads, positions)
@@ -165,6 +161,8 @@ def estimated_shape(config: Mapping[str, Any]) -> ModelShape | None:
     if any(text.get(key) for key in _UNUSUAL) and family not in ("gemma3n_text", "minicpm3"):
         return None
     layers -= int(text.get("num_kv_shared_layers") or 0)
+    if layers <= 0:
+        raise ValueError(f"{layers} layers keep KV of their own")
     head_dim = int(text.get("head_dim") or hidden // heads)
     if family == "minicpm3":  # V is padded to the size of K, a part of which is rotated
         head_dim = int(text["qk_nope_head_dim"]) + int(text["qk_rope_head_dim"])

@@ -15,14 +15,14 @@ from deploy.planning.address import check_bind, check_collector
 from deploy.planning.hosts import check_hosts
 from deploy.planning.inventory import Inventory
 from deploy.planning.lmcache_server import check_kv_server
+from deploy.planning.memory import ANSWER_TOKENS, WINDOW_OFF
 from deploy.planning.redis import check_redis
 from deploy.planning.topology import FIRST_ENGINE_OFFSET, NO_SPLIT, Topology
 
 _LAST_PORT = 65535
-_WINDOW_OFF = "--disable-sliding-window"
 _ANOTHER: Changes = {"--model": "FOLDER"}
-_ALONE = "--topology 1a, whose engine shares no KV"
-_KIND = "with a model of another kind"
+_ALONE: Changes = {**NO_SPLIT, "--topology": "1a"}
+_KIND = "a --model of another kind"
 _TEXT = "with a model that generates text"
 # Why no connector of this kit carries states. LMCache 0.5.6 lists such models as working through
 # its server, with a group of objects for each kind of layer.
@@ -152,44 +152,45 @@ def _check_shared_kind(spec: SettledSpec, model: Model, vendor: Vendor) -> None:
             f"{name} has layers that keep a state instead of KV (config.json: {kind.state}); "
             f"{_STATES[spec.connector or IN_ENGINES]}",
             setting="model",
-            retry=(_ANOTHER,),
-            note=_KIND,
-            hint=_ALONE,
+            retry=(_ALONE,),
+            hint=_KIND,
         )
     if reason := _several_groups(model):
         raise ConfigError(
             f"{name} keeps KV in several groups of blocks ({reason}); LMCache takes the blocks of "
             "one group for all of them, and would store other bytes",
             setting="model",
-            retry=(_ANOTHER,),
-            note=_KIND,
-            hint=_ALONE,
+            retry=(_ALONE,),
+            hint=_KIND,
         )
     if model.shape and model.shape.others and spec.connector != MP:
+        through_server: Changes = {"--connector": MP}
         raise ConfigError(
             f"{name} keeps KV of several sizes, by layer; LMCache inside engines stores one size "
             "for all layers",
             setting="model",
-            retry=(_ANOTHER,),
-            note=_KIND,
-            hint=_ALONE,
+            retry=(through_server, _ALONE) if vendor.name == "cuda" else (_ALONE,),
+            hint=_KIND,
         )
-    if kind.window and not model.idle_window and _WINDOW_OFF not in spec.engine.args:
+    if kind.window and not model.idle_window and WINDOW_OFF not in spec.engine.args:
+        short = kind.window < spec.lmcache.chunk_size + ANSWER_TOKENS
         raise ConfigError(
             f"every layer of {name} has a sliding window ({kind.window} tokens); vLLM "
             "drops the KV behind it, and LMCache would store other bytes in its place",
             setting="model",
-            hint=f"set engine.args to [{_WINDOW_OFF}] and engine.max_model_len to {kind.window} "
-            "at most",
+            retry=(_ALONE,),
+            hint=""
+            if short
+            else f"set engine.args to [{WINDOW_OFF}], and engine.max_model_len to {kind.window} at "
+            "most",
         )
     if kind.mla and not vendor.has_gpus:
         raise ConfigError(
             f"{name} has MLA (kv_lora_rank in config.json), whose KV the connector does "
             "not support on CPUs",
             setting="model",
-            retry=(_ANOTHER,),
-            note=_KIND,
-            hint=_ALONE,
+            retry=(_ALONE,),
+            hint=_KIND,
         )
 
 

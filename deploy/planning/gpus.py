@@ -146,10 +146,16 @@ def _too_few(
             NamedSetting("vendor"),
             f" {vendor.name}, {there or 'none'} found",
         ),
-        retry=({**NO_SPLIT, **_most(there, ranks)} if there else _NO_GPUS,),
+        retry=({**NO_SPLIT, **_most(there, ranks)} if there else _otherwise(inventory, vendor),),
         hint="" if there else "deploy plan --inventory FILE for another machine",
         details=inventory.seen,
     )
+
+
+def _otherwise(inventory: Inventory, vendor: Vendor) -> Changes:
+    """Return the vendor of the GPUs that are there, else CPUs."""
+    others = {gpu.vendor for gpu in inventory.gpus} - {vendor.name}
+    return {"--vendor": min(others), "--image": None} if others else _NO_GPUS
 
 
 def _most(there: int, ranks: int) -> Changes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from deploy.config.model import Model
 from deploy.config.shape import ModelShape
 from deploy.config.spec import SettledSpec
-from deploy.config.vendors import Vendor
+from deploy.config.vendors import Vendor, vendor_named
 from deploy.errors import ConfigError, NotEnoughMemory
 from deploy.planning.gpus import GpuMemory
 from deploy.planning.inventory import Inventory
@@ -29,6 +29,8 @@ _UNKNOWN_CONTEXT = 8192
 # With 16, all exchanged chunks and heads and all zeroed layers that were tried on the tiny model
 # moved a log-probability past the tolerance (docs/results/check-power.md).
 ANSWER_TOKENS = 16
+# vLLM then gives all layers full attention, and ends the context at the window.
+WINDOW_OFF = "--disable-sliding-window"
 
 
 def size(mib: float) -> str:
@@ -112,7 +114,6 @@ def _gpu_room(spec: SettledSpec, model: Model, share_bytes: int, told: int | Non
             f"and an engine may use {share_bytes / GIB:.1f} GiB of it",
             setting="model",
             retry=({"--tp": str(spec.tp * 2)},),
-            hint="a smaller --model, or more --gpus",
         )
     if told is not None and told > room:
         raise NotEnoughMemory(
@@ -125,36 +126,66 @@ def _gpu_room(spec: SettledSpec, model: Model, share_bytes: int, told: int | Non
     return told or room
 
 
-def max_model_len(spec: SettledSpec, shape: ModelShape | None, space: KvSpace) -> int | None:
+def max_model_len(spec: SettledSpec, model: Model, space: KvSpace) -> int | None:
     """Return the length that is set, else the longest that model and KV space allow.
 
     Raises:
         ConfigError: more than the model or the KV space allows, or too short to share any KV.
+        NotEnoughMemory: what the weights leave of a GPU is too little for any context.
     """
-    asked = spec.engine.max_model_len
-    length = _allowed_len(asked, shape, space) if shape else asked
-    least = spec.lmcache.chunk_size + ANSWER_TOKENS
-    if length is not None and length < least:
-        field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
-        raise ConfigError(
-            f"a context of {length} tokens has no room for a chunk (lmcache.chunk_size "
-            f"{spec.lmcache.chunk_size}) and an answer of {ANSWER_TOKENS}, so no KV would ever be "
-            "shared",
-            setting=field,
-            hint=(f"set {field} to {least} or more" if asked else f"raise {field}")
-            + ", or set a smaller lmcache.chunk_size",
+    asked, least = spec.engine.max_model_len, spec.lmcache.chunk_size + ANSWER_TOKENS
+    fits, limit = space.tokens, _positions(spec, model)
+    length = asked
+    if model.shape:
+        length = _allowed_len(spec, limit or fits, space)
+    if length is None or length >= least:
+        return length
+    no_room = (
+        f"no room for a chunk (lmcache.chunk_size {spec.lmcache.chunk_size}) and an answer of "
+        f"{ANSWER_TOKENS}, so no KV would ever be shared"
+    )
+    if asked is None and _takes_the_rest(spec) and length != limit:
+        raise NotEnoughMemory(
+            f"beside the weights, a GPU has space for {length} tokens of KV: {no_room}",
+            setting="model",
+            retry=({"--tp": str(spec.tp * 2)},),
         )
-    return length
+    by_model = asked is None and length == limit
+    field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
+    raise ConfigError(
+        f"a context of {length} tokens has {no_room}",
+        setting="lmcache.chunk_size" if by_model else field,
+        hint=(
+            ""
+            if by_model
+            else f"set {field} to {least} or more, or "
+            if asked
+            else f"raise {field}, or "
+        )
+        + "set a smaller lmcache.chunk_size",
+    )
 
 
-def _allowed_len(asked: int | None, shape: ModelShape, space: KvSpace) -> int | None:
+def _takes_the_rest(spec: SettledSpec) -> bool:
+    """Tell whether KV gets what weights leave of a GPU, so that no setting has more for it."""
+    return spec.engine.kv_cache_gib is None and vendor_named(spec.vendor).has_gpus
+
+
+def _positions(spec: SettledSpec, model: Model) -> int | None:
+    """Return the model's longest context; with its window switched off, vLLM ends there."""
+    limit = model.shape.max_positions if model.shape else None
+    if model.kind.window and not model.idle_window and WINDOW_OFF in spec.engine.args:
+        return min(limit or model.kind.window, model.kind.window)
+    return limit
+
+
+def _allowed_len(spec: SettledSpec, limit: int | None, space: KvSpace) -> int | None:
     """Return the length that is set, else the longest; None if nothing limits it.
 
     Raises:
         ConfigError: more than the model or the KV space allows.
     """
-    fits = space.tokens
-    limit = shape.max_positions or fits
+    asked, fits = spec.engine.max_model_len, space.tokens
     if asked is not None and limit is not None and asked > limit:
         raise ConfigError(
             f"{asked} is more than the model's {limit} positions",
@@ -162,8 +193,17 @@ def _allowed_len(asked: int | None, shape: ModelShape, space: KvSpace) -> int | 
             hint=f"set engine.max_model_len to {limit} or less",
         )
     if asked is not None and fits is not None and asked > fits:
+        words = f"{asked} tokens do not fit into a KV space of {fits}"
+        if _takes_the_rest(spec):
+            most = _longest(limit, fits, exact=space.told_bytes is not None)
+            raise ConfigError(
+                words,
+                setting="engine.max_model_len",
+                retry=({"--tp": str(spec.tp * 2)},),
+                hint=f"set engine.max_model_len to {most} or less",
+            )
         raise ConfigError(
-            f"{asked} tokens do not fit into a KV space of {fits}",
+            words,
             setting="engine.max_model_len",
             hint=f"set engine.max_model_len to {fits} or less, or engine.kv_cache_gib to more",
         )

@@ -79,7 +79,11 @@ def _unknown_model(plan: Plan) -> list[str]:
         return []
     model = plan.model
     cached = model.source != "hub" or model.version
-    why = "does not give its layers and heads" if cached else "is not in the hub's cache here"
+    why = (
+        "does not tell pdkit how much KV its layers keep"
+        if cached
+        else "is not in the hub's cache here"
+    )
     ways = [] if cached else [f"hf download {model.ref} config.json puts it there"]
     store = ""
     if plan.spec.redis.memory_gib is None and plan.redis:
@@ -94,7 +98,10 @@ def _short_context(plan: Plan, inventory: Inventory) -> list[str]:
     most = shape.max_positions if shape else None
     if plan.spec.engine.max_model_len or not most or not length or 2 * length >= most:
         return []
-    line = f"context: {length:,} of the model's {most:,} tokens, as no more KV fits"
+    line = f"context: {length:,} of the model's {most:,} tokens"
+    if plan.spec.engine.kv_cache_gib:
+        return [f"{line}, as engine.kv_cache_gib is {plan.spec.engine.kv_cache_gib:g}"]
+    line += ", as no more KV fits"
     if not plan.vendor.has_gpus:
         return [f"{line}; engine.kv_cache_gib sets the memory for it"]
     way = longer_context(plan, inventory, lambda spec, on: plan_as_asked(spec, plan.model, on))
@@ -124,7 +131,7 @@ def _too_big(plan: Plan, inventory: Inventory) -> list[str]:
         return []
     return [
         f"{plan.memory_mib / 1024:.1f} GiB expected, the machine has "
-        f"{inventory.memory_mib / 1024:.1f} GiB: deploy up would refuse; any of these helps: "
+        f"{inventory.memory_mib / 1024:.1f} GiB: deploy up would refuse; what helps: "
         f"{smaller(plan, over_mib)}"
     ]
 

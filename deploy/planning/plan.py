@@ -294,7 +294,7 @@ def plan_as_asked(
     dtype = chosen_dtype(spec, vendor, inventory)
     a_token = bytes_per_token(dtype, model.shape)
     space = kv_space(spec, vendor, model, memory, dtype=dtype, block_size=block_size)
-    length = max_model_len(spec, model.shape, space)
+    length = max_model_len(spec, model, space)
     limits = redis_limits(
         spec, model.shape, dtype, inventory, engines=topology.engines, prompt=length
     )

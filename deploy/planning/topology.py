@@ -145,7 +145,7 @@ def _engines_on(spec: StackSpec, vendor: Vendor) -> int:
         engines = asked.engines if asked else max(2, round(gpus / spec.tp))
         raise ConfigError(
             (
-                f"{gpus} GPUs do not divide into engines of ",
+                f"{gpus} GPU{'s do' if gpus > 1 else ' does'} not divide into engines of ",
                 NamedSetting("tp"),
                 f" {spec.tp}, of which a stack needs at least two",
             ),

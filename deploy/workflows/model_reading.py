@@ -122,10 +122,12 @@ def _kept(file: Path) -> Mapping[str, Any] | None:
 
 def _planned_again(planned: Prepared, reading: Mapping[str, Any], home: Home) -> Prepared:
     _require_generates(planned.model, reading)
-    shape = read_shape(reading)
-    if shape in (None, planned.model.shape):
+    was = planned.model
+    state = was.kind.state or (f"by vLLM {reading['vllm']}" if reading.get("state") else "")
+    kind = replace(was.kind, state=state, mla=was.kind.mla or bool(reading.get("mla")))
+    model = replace(was, shape=read_shape(reading) or was.shape, kind=kind)
+    if model == was:
         return planned
-    model = replace(planned.model, shape=shape)
     return prepare(planned.spec, home, planned.facts, model=model)
 
 

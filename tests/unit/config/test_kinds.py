@@ -79,3 +79,21 @@ def test_what_generates_no_text_is_known_by_its_architecture(
 def test_bits_of_quantized_weights_are_read(quantization: dict[str, Any] | None, bits: int) -> None:
     assert kind_of({"quantization_config": quantization}).weight_bits == bits
     assert kind_of({"text_config": {"quantization_config": quantization}}).weight_bits == bits
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"llm_config": {"model_type": "nemotron_h", "hybrid_override_pattern": "M*"}},
+        {"thinker_config": {"text_config": {"layer_types": ["linear_attention"]}}},
+        {"language_config": {"mamba_d_state": 16}},
+        {"layer_group_size": 5},
+        {"attn_type_list": [0, 0, 1]},
+    ],
+)
+def test_states_of_nested_language_models_are_seen(config: dict[str, Any]) -> None:
+    assert kind_of(config).state
+
+
+def test_latent_attention_of_a_nested_language_model_is_seen() -> None:
+    assert kind_of({"language_config": {"kv_lora_rank": 512}}).mla

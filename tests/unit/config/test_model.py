@@ -319,3 +319,21 @@ def test_the_kind_of_a_folders_layers(tmp_path: Path) -> None:
 
 
 UNKNOWN = Model("owner/name", "owner/name", "hub", None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mistral", "sliding_window": "abc"},
+        {"layer_types": [["a"]], "sliding_window": 5},
+        {"model_type": "minicpm3", **LLAMA},
+        {**LLAMA, "max_position_embeddings": float("inf")},
+        {**LLAMA, "model_type": "gemma3n_text", "num_kv_shared_layers": 16},
+        {**LLAMA, "num_hidden_layers": -3},
+    ],
+)
+def test_a_value_that_makes_no_sense_is_an_error_of_the_model(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"config.json of .* cannot be used"):
+        with_config(Model("o/m", "m", "hub", None), config, "")

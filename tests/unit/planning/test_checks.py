@@ -219,7 +219,8 @@ TWO_SIZES = replace(of(), shape=replace(SHAPE, others=(OtherLayers(4, 2, 1024),)
     ("fields", "words", "hint"),
     [
         ({"model": of(state="layer_types: mamba")}, "layer_types: mamba", "another kind"),
-        ({"model": of(window=256)}, "sliding window (256 tokens)", "--disable-sliding-window"),
+        ({"model": of(window=512)}, "sliding window (512 tokens)", "--disable-sliding-window"),
+        ({"model": of(window=128)}, "sliding window (128 tokens)", "--topology 1a"),
         ({"model": of(mla=True)}, "m has MLA", "another kind"),
         ({"model": of(not_text="BertModel")}, "m is a BertModel", "generates text"),
         ({"model": of(groups="compress_ratios")}, "several groups", "another kind"),
@@ -252,7 +253,7 @@ def test_unsupported_models_are_refused_by_name(
     [
         {"model": of()},
         {"model": of(mla=True), "vendor": "cuda", "gpus": 2, "machine": GPUS},
-        {"model": of(window=256), "engine": {"args": ["--disable-sliding-window"]}},
+        {"model": of(window=512), "engine": {"args": ["--disable-sliding-window"]}},
         {"model": of(window=4096)},
         {"model": of(window=262144)},
         {"model": replace(of(), shape=replace(SHAPE, groups=1))},

@@ -53,7 +53,7 @@ class TestNotes:
 
     def test_a_model_whose_config_says_too_little(self, plan: Make) -> None:
         (note,) = notes(plan, model=replace(UNKNOWN, source="folder"))
-        assert "does not give its layers and heads" in note
+        assert "does not tell pdkit how much KV its layers keep" in note
         assert "download" not in note
 
     def test_a_store_that_holds_no_long_prompt(self, plan: Make) -> None:

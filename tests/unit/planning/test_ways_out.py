@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from deploy.config.model import Model, ModelShape
+from deploy.config.model import Model
+from deploy.config.shape import ModelShape, OtherLayers
 from deploy.errors import ConfigError, MissingGpus, NotEnoughMemory, PdkitError
 from deploy.output.plan_view import plan_view
 from deploy.planning.inventory import Gpu, Inventory
@@ -51,8 +52,10 @@ ASKED: list[dict[str, Any]] = [
     {"tp": 16},
     {"tp": 3},
 ]
-FIELDS = {"--gpus": "gpus", "--topology": "topology", "--producers": "producers",
-          "--consumers": "consumers", "--tp": "tp"}  # fmt: skip
+FIELDS = {
+    "--connector": "connector", "--gpus": "gpus", "--topology": "topology", "--tp": "tp",
+    "--producers": "producers", "--consumers": "consumers",
+}  # fmt: skip
 
 
 def machine(count: int, gib: int) -> Inventory:
@@ -82,7 +85,7 @@ def test_each_suggestion_is_a_plan(plan: Make, of: Model) -> None:
             continue
         assert isinstance(first, (MissingGpus, NotEnoughMemory, ConfigError))
         if not first.retry:
-            assert "does not fit this machine" in first.message, (size, asked)
+            assert "does not fit this machine" in first.message, (size, asked, first.message)
             ended.append("does not fit")
         for changes, gives in zip(first.retry, first.gives, strict=True):
             after = found(plan, of, machine(*size), changed(asked, changes))
@@ -103,7 +106,7 @@ LLAMA_8B, LLAMA_70B, DEEPSEEK = MODELS[1], MODELS[6], MODELS[-1]
         (LLAMA_70B, (4, 80), {"gpus": 8}, "--topology 1p1d --tp 2 (fits"),
         (LLAMA_8B, (1, 24), {}, "--topology 1a (fits, context of 26,"),
         (DEEPSEEK, (8, 141), {}, "--topology 1a --tp 8 (fits, context of 163,840 tokens)"),
-        (LLAMA_8B, (2, 80), {"topology": "4a"}, "--gpus 2 (fits"),
+        (LLAMA_8B, (2, 80), {"topology": "4a"}, "--topology 2a (fits"),
     ],
 )
 def test_the_nearest_way_out(
@@ -127,12 +130,68 @@ def test_a_model_that_fits_in_no_way_names_the_smallest_machine(plan: Make) -> N
     )
 
 
-def test_another_wrong_setting_leaves_the_hint_as_it_is(plan: Make) -> None:
-    """Nobody can say what fits while another setting stops every plan."""
+def test_another_wrong_setting_is_named_instead(plan: Make) -> None:
+    """It stops every plan, so that nobody can say what fits before it is corrected."""
     chunk = {"lmcache": {"chunk_size": 100}}
     error = found(plan, LLAMA_70B, machine(4, 80), {"gpus": 3, "tp": 2, **chunk})
     assert isinstance(error, ConfigError)
-    assert error.retry and not error.gives
+    assert error.message.startswith("lmcache.chunk_size: 100 is not a multiple")
+    assert error.hint == "set lmcache.chunk_size to 96"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"layerwise": True}, {"save_decode_cache": True}, {"connector": "lmcache-mp"},
+     {"engine": {"max_model_len": 131072}}, {"engine": {"gpu_memory": 0.5}}],
+)  # fmt: skip
+@pytest.mark.parametrize("of", MODELS, ids=lambda of: of.served_name)
+def test_suggestions_hold_with_other_settings(plan: Make, of: Model, other: dict[str, Any]) -> None:
+    """A setting that only some splits can have led in circles."""
+    for size in MACHINES:
+        first = found(plan, of, machine(*size), other)
+        if isinstance(first, Plan):
+            continue
+        if not first.retry:
+            assert first.hint
+            continue
+        for changes in first.retry:
+            after = found(plan, of, machine(*size), changed(other, changes))
+            assert isinstance(after, Plan), (size, other, changes, after)
+
+
+def test_a_context_that_is_asked_for_finds_its_split(plan: Make) -> None:
+    asked = {"engine": {"max_model_len": 131072}}
+    error = found(plan, LLAMA_70B, machine(8, 80), asked)
+    assert isinstance(error, PdkitError)
+    assert "--tp 4 (fits, context of 131,072 tokens)" in error.hint
+
+
+def test_little_room_beside_the_weights_has_a_way_out(plan: Make) -> None:
+    tight = replace(LLAMA_8B, weight_bytes=int(8.36 * GB))
+    error = found(plan, tight, machine(1, 24), {})
+    assert isinstance(error, NotEnoughMemory), error
+    assert "--topology 1a (fits" in error.hint
+
+
+def test_kv_of_several_sizes_can_go_through_the_server(plan: Make) -> None:
+    assert LLAMA_8B.shape
+    two = replace(LLAMA_8B, shape=replace(LLAMA_8B.shape, others=(OtherLayers(4, 2, 1024),)))
+    error = found(plan, two, machine(4, 80), {})
+    assert isinstance(error, ConfigError)
+    assert "--connector lmcache-mp (fits" in error.hint
+    assert "--topology 1a (fits" in error.hint
+
+
+def test_less_of_a_gpu_than_the_default_is_named(plan: Make) -> None:
+    error = found(plan, LLAMA_8B, machine(1, 24), {"topology": "1a", "engine": {"gpu_memory": 0.6}})
+    assert isinstance(error, NotEnoughMemory)
+    assert error.hint == "set engine.gpu_memory to 0.9, or leave it out"
+
+
+def test_gpus_of_another_vendor_are_suggested(plan: Make) -> None:
+    with pytest.raises(MissingGpus) as caught:
+        plan(model=LLAMA_8B, machine=machine(2, 80), vendor="rocm")
+    assert "--vendor cuda" in caught.value.hint
 
 
 def test_a_short_context_is_noted_with_a_split_that_has_a_longer(plan: Make) -> None:

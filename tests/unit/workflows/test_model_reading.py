@@ -72,6 +72,7 @@ def test_another_config_or_override_is_asked_about_again(
         ({"trouble": "unknown architecture"}, "vLLM 0.32.0 does not run a-model"),
         ({"generates": False}, "vLLM 0.32.0 generates no text"),
         ({"groups": 2}, "several groups of blocks"),
+        ({"layers": None, "state": True}, "keep a state instead of KV"),
     ],
 )
 def test_what_it_does_not_run_is_refused_before_anything_starts(

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pdkit_connector.errors import ConnectorError
 
 _SETTING = "pdkit."
@@ -49,6 +47,8 @@ def settings_in(file: Path) -> dict[str, Any]:
     Raises:
         ConnectorError: it cannot be read, or is not such a file.
     """
+    import yaml  # fixes are listed without any package
+
     try:
         read = yaml.safe_load(file.read_text())
     except (OSError, ValueError, yaml.YAMLError) as exc:
