@@ -240,8 +240,10 @@ def _claimed(
         start.save(start.state)
     with start.undone_on((BaseException,)):
         start.prepared = provided(planned, home, report)
-        fetched = fetch_weights(start.prepared, home, report)
-        start.prepared = planned_by_vllm(fetched, home, report)
+        described = start.prepared.model.shape
+        start.prepared = fetch_weights(start.prepared, home, report)
+        if start.prepared.model.shape != described:  # config.json was not here for vLLM to read
+            start.prepared = planned_by_vllm(start.prepared, home, report)
         start.save(_first_state(start.prepared, before))
     return start
 

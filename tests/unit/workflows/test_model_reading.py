@@ -104,3 +104,11 @@ def test_the_generated_model_is_not_asked_about(
     made = prepare_here(lab.spec(), lab.home, lambda _: None)
     assert planned_by_vllm(made, lab.home, lab.lines.append) is made
     assert asked(tmp_path) == 0
+
+
+def test_up_asks_once_even_if_the_answer_is_not_kept(
+    lab: Lab, planned: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, layers=None, unbuilt="a library is missing")
+    lab.up(planned.spec)
+    assert asked(tmp_path) == 1
