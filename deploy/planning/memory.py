@@ -150,19 +150,16 @@ def max_model_len(spec: SettledSpec, model: Model, space: KvSpace) -> int | None
             setting="model",
             retry=({"--tp": str(spec.tp * 2)},),
         )
-    by_model = asked is None and length == limit
-    field = "engine.max_model_len" if asked else "engine.kv_cache_gib"
+    setting, hint = "engine.kv_cache_gib", "raise engine.kv_cache_gib, or "
+    if asked:
+        setting = "engine.max_model_len"
+        hint = f"set engine.max_model_len to {least} or more, or "
+    elif length == limit:
+        setting, hint = "lmcache.chunk_size", ""
     raise ConfigError(
         f"a context of {length} tokens has {no_room}",
-        setting="lmcache.chunk_size" if by_model else field,
-        hint=(
-            ""
-            if by_model
-            else f"set {field} to {least} or more, or "
-            if asked
-            else f"raise {field}, or "
-        )
-        + "set a smaller lmcache.chunk_size",
+        setting=setting,
+        hint=f"{hint}set a smaller lmcache.chunk_size",
     )
 
 

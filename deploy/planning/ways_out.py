@@ -8,7 +8,7 @@ from typing import Protocol
 
 from deploy.config.fields import IN_ENGINES
 from deploy.config.model import Model
-from deploy.config.spec import SettledSpec
+from deploy.config.spec import EngineSpec, SettledSpec
 from deploy.config.vendors import vendor_named
 from deploy.errors import Changes, ConfigError, MissingGpus, NotEnoughMemory, PdkitError
 from deploy.planning.gpus import ASSUMED_GPU_MIB, with_assumed_gpus
@@ -31,7 +31,7 @@ _ABOUT_SIZE = frozenset({
     "", "connector", "consumers", "engine.kv_cache_gib", "engine.max_model_len", "gpus",
     "layerwise", "model", "producers", "save_decode_cache", "topology", "tp",
 })  # fmt: skip
-_SHARE = 0.9  # default of engine.gpu_memory
+_SHARE = EngineSpec().gpu_memory
 
 
 class SizedPlan(Protocol):

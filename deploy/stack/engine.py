@@ -19,6 +19,7 @@ from deploy.connector.pdkit_connector.identity.model_files import (
     files_digest,
 )
 from deploy.planning.engines import EnginePlan, Role
+from deploy.planning.memory import WINDOW_OFF
 from deploy.planning.plan import Plan
 from deploy.stack import lmcache_server, tracing
 from deploy.stack.layout import ENGINE_KEY, Layout
@@ -64,7 +65,7 @@ def planned_argv(engine: EnginePlan, plan: Plan, layout: Layout, namespace: str)
         "--dtype", plan.dtype,
         *_given("--block-size", plan.block_size if plan.sets_block_size else None),
         # A window that no prompt leaves, which LMCache would take for one that drops KV.
-        *(("--disable-sliding-window",) if plan.model.idle_window else ()),
+        *((WINDOW_OFF,) if plan.model.idle_window else ()),
         *_given("--max-model-len", plan.max_model_len),
         "--tensor-parallel-size", str(plan.tp),
         *_given("--gpu-memory-utilization", plan.gpu_share),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
+from deploy.config.engine_args import options
 from deploy.config.model import Model, is_folder, with_config
 from deploy.config.runtimes import RUNTIMES
 from deploy.config.spec import StackSpec
@@ -52,10 +53,7 @@ def described_model(
         report(f"config.json of {model.ref} is not here, and HF_HUB_OFFLINE is set: {_UNKNOWN}")
         return None
     try:
-        found = ask_hub(spec, model)
-        described = with_config(
-            model, found.config, found.commit, _named(spec.engine.args, "--hf-overrides")
-        )
+        found, described = _asked(spec, model)
         keep_config(home, found.commit, found.config)
     except (HubError, ConfigError) as exc:
         if isinstance(exc, HubError) and exc.refused:
@@ -74,13 +72,11 @@ def described_model(
 
 def _with_size(model: Model, spec: StackSpec) -> tuple[Model, str]:
     """Return the model with the size of its weights, or why that is unknown."""
+    given = options(spec.engine.args)
+    revision = model.version or _revision(given)
     try:
         size = fetch_weight_bytes(
-            hub_of(spec),
-            model.ref,
-            model.version or _revision(spec.engine.args),
-            hub_token(spec),
-            _named(spec.engine.args, "--load-format") or "auto",
+            hub_of(spec), model.ref, revision, hub_token(spec), _load_format(given)
         )
     except HubError as exc:
         return model, str(exc)
@@ -105,10 +101,7 @@ def ask_about_model(
     if model.version or not may_ask(spec):
         return None, replace(asked, asked=False)
     try:
-        answer = ask_hub(spec, model)
-        overrides = _named(spec.engine.args, "--hf-overrides")
-        found = with_config(model, answer.config, answer.commit, overrides)
-        return _with_size(found, spec)[0], asked
+        return _with_size(_asked(spec, model)[1], spec)[0], asked
     except HubError as exc:
         return None, replace(asked, trouble=str(exc), refused=exc.refused)
     except ConfigError as exc:
@@ -173,13 +166,9 @@ def _wanted(prepared: Prepared) -> WantedModel | None:
     spec, model = prepared.spec, prepared.model
     if model.source != "hub" or not OTHER_CACHES.isdisjoint(spec.engine.env):
         return None
-    arguments = spec.engine.args
-    return WantedModel(
-        model.ref,
-        model.version or _revision(arguments),
-        prepared.hub_cache,
-        _named(arguments, "--load-format") or "auto",
-    )
+    given = options(spec.engine.args)
+    revision = model.version or _revision(given)
+    return WantedModel(model.ref, revision, prepared.hub_cache, _load_format(given))
 
 
 def may_ask(spec: StackSpec) -> bool:
@@ -187,13 +176,16 @@ def may_ask(spec: StackSpec) -> bool:
     return not is_offline(_environ(spec))
 
 
-def ask_hub(spec: StackSpec, model: Model) -> HubConfig:
-    """Ask the hub for a model, as the engines will.
+def _asked(spec: StackSpec, model: Model) -> tuple[HubConfig, Model]:
+    """Ask the hub for a model, as the engines will; return its answer, and the model by it.
 
     Raises:
         HubError: it does not answer, or not with that.
+        ConfigError: what it answers cannot be used.
     """
-    return fetch_config(hub_of(spec), model.ref, _revision(spec.engine.args), hub_token(spec))
+    given = options(spec.engine.args)
+    found = fetch_config(hub_of(spec), model.ref, _revision(given), hub_token(spec))
+    return found, with_config(model, found.config, found.commit, given.get("--hf-overrides") or "")
 
 
 def hub_of(spec: StackSpec) -> str:
@@ -205,16 +197,10 @@ def _environ(spec: StackSpec) -> dict[str, str]:
     return {**os.environ, **spec.engine.env}  # engines use the same variable
 
 
-def _revision(arguments: Sequence[str]) -> str:
+def _revision(given: Mapping[str, str]) -> str:
     """Return the revision that the user's own arguments of vLLM name, else 'main'."""
-    return _named(arguments, "--revision") or "main"
+    return given.get("--revision") or "main"
 
 
-def _named(arguments: Sequence[str], wanted: str) -> str:
-    """Return the value of an option in the user's own arguments of vLLM; "" if it has none."""
-    named = ""
-    for at, argument in enumerate(arguments):
-        option, _, value = argument.partition("=")
-        if option.replace("_", "-") == wanted:
-            named = value or "".join(arguments[at + 1 : at + 2]) or named
-    return named
+def _load_format(given: Mapping[str, str]) -> str:
+    return given.get("--load-format") or "auto"

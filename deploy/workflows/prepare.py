@@ -132,7 +132,7 @@ class Prepared:
             lambda spec, on: plan_as_asked(spec, self.model, on, restored=True),
         )
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
         """What to know beside the plan's numbers, one line each."""
         from deploy.planning.notes import NO_GPU_FOUND, plan_notes
